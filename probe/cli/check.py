@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from probe.cli.json_answer import AsJson, print_answer
-from probe.cli.run import command_of, unwatched_by
+from probe.cli.run import command_of, hint_at_late, unwatched_by
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.trial_report import TrialFinding, trial_findings
 from probe.core.language import joined, message, translated
@@ -90,6 +90,7 @@ def check(
         )
         raise typer.Exit(2)
     command = command_of("check", module, arguments, sys.argv)
+    hint_at_late("--steps", "--output", "--show", "--limit", "--json", command=command)
     if flag := unwatched_by(command):
         complain(message("nothing can be checked: with {flag} Python ignores PYTHONPATH: leave it out", flag=flag))
         raise typer.Exit(2)

@@ -109,7 +109,9 @@ def _options(
 
     first, last = _span(steps)
     names = read(mapping) if mapping else NameMap()
-    return Options(first, last, offset, _ranks(rank), _listed(signals), _listed(ops), rtol, common, names)
+    return Options(
+        first, last, offset, _ranks(rank), _listed("--signals", signals), _listed("--ops", ops), rtol, common, names
+    )
 
 
 def _span(text: str) -> tuple[int | None, int | None]:
@@ -119,7 +121,11 @@ def _span(text: str) -> tuple[int | None, int | None]:
     first, to, last = found.groups()
     span = (int(first) if first else None), (int(last) if last else None) if to else (int(first) if first else None)
     if span[0] is not None and span[1] is not None and span[0] > span[1]:
-        raise ValueError(message("--steps: expected the smaller first; got {text!r}", text=text))
+        raise ValueError(
+            message(
+                "--steps: expected the smaller first, {last}-{first}; got {text!r}", first=first, last=last, text=text
+            )
+        )
     return span
 
 
@@ -130,5 +136,12 @@ def _ranks(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2] or found[1])) if found else None
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+def _listed(option: str, text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if text and not words:
+        raise ValueError(
+            message(
+                "{option}: expected names, such as a,b; got {text!r}; leave it out for all", option=option, text=text
+            )
+        )
+    return words

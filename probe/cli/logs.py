@@ -176,6 +176,8 @@ def _expect_there(place: str) -> None:
                 parent=Path(place).parent,
             )
         )
+    if not Path(place).exists():
+        complain(message("{place}: there is no such file yet: it is read as soon as there is", place=place), "warning")
 
 
 def _output(path: Path | None, places: list[str]) -> BinaryIO:

@@ -25,7 +25,7 @@ def pack(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the packed run: new, or one to go on with.")],
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=MOST_PROCESSES, help="Processes that pack.")] = 1,
     follow: Annotated[bool, typer.Option("--follow", help="Pack what is closed while training goes on.")] = False,
-    every: Annotated[float, typer.Option(min=0, help="With --follow: seconds between two times.")] = 60.0,
+    every: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between two times.")] = 60.0,
     check: Annotated[bool, typer.Option("--check", help="Then compare all packed files with the index.")] = False,
     as_machine: AsJson = False,
 ) -> None:

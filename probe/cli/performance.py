@@ -41,13 +41,13 @@ def performance(
     """
     from probe.core.analysis.performance.analyse import analysed
     from probe.core.analysis.performance.export import as_json
-    from probe.core.storage.files import replacing
+    from probe.core.storage.files import check_target, replacing
 
     with refusing(ValueError, ImportError, OSError):
         if hours is not None and not (isfinite(hours) and hours > 0):
             raise ValueError(message("--hours: expected a number above 0, got {hours}", hours=hours))
-        if out is not None and (not out.parent.is_dir() or (out.exists() and not out.is_file())):
-            raise ValueError(message("{out}: expected the name of a file in a directory that exists", out=out))
+        if out is not None:
+            check_target(out)
         with Console(stderr=True).status("reading") as status:
             found, problems = analysed(directory, hours, status.update)
         fields = as_json(found, problems)

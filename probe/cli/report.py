@@ -38,8 +38,9 @@ def report(
     from probe.core.analysis.engines import engine_of
     from probe.core.analysis.pictures.run_cells import pieces_of_report
     from probe.core.analysis.report.findings import card
-    from probe.core.analysis.report.write import check_target, write_report
+    from probe.core.analysis.report.write import write_report
     from probe.core.messages import printable_lines
+    from probe.core.storage.files import check_target
 
     if explain:
         with refusing(ValueError, OSError):

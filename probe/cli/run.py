@@ -15,7 +15,7 @@ import typer
 
 from probe.core.language import message
 from probe.core.messages import complain
-from probe.launch.environment import DEEP, LIGHT, flags, watched
+from probe.launch.environment import DEEP, LIGHT, SWITCH, flags, watched
 from probe.launch.parent.following import follow
 
 CANNOT_RUN, NOT_FOUND = 126, 127
@@ -53,15 +53,18 @@ def run(
     if not arguments:
         complain(message("expected a script, -m and a module or, after --, a command; `probe run --help` has examples"))
         raise typer.Exit(2)
-    if deep + light + (config is not None) > 1:
-        complain(message("expected one of -c, --deep and --light: each says what is recorded"))
+    named = ["-c"] * (config is not None) + ["--deep"] * deep + ["--light"] * light
+    if len(named) > 1:
+        text = "expected one of -c, --deep and --light, got {names}: each says what is recorded; leave the others out"
+        complain(message(text, names=", ".join(named)))
         raise typer.Exit(2)
     if config is not None:
         _check(config)
     command = command_of("run", module, arguments, sys.argv)
-    if (late := {"--deep", "--light"} & {*arguments}) and command[0] == sys.executable:
-        text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
-        complain(message(text, late=min(late)), "warning")
+    if (switch := os.environ.get(SWITCH, "1")) not in ("", "0", "1"):
+        text = "{variable}: expected 0, which switches the watching off, or 1, got {switch!r}: the program is watched"
+        complain(message(text, variable=SWITCH, switch=switch), "warning")
+    hint_at_late("--deep", "--light", command=command)
     if flag := unwatched_by(command):
         complain(
             message(
@@ -78,7 +81,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     """Return the command of a program: Python with a module or a script, or, if it stands after ``--``, as it is."""
     python = [sys.executable, *flags(sys.orig_argv)]
     if module and arguments[0].endswith(".py") and Path(arguments[0]).exists():
-        name = arguments[0].removesuffix(".py").replace(os.sep, ".")
+        name = ".".join(Path(os.path.relpath(arguments[0])).with_suffix("").parts)
         text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
         complain(message(text, file=arguments[0], name=name))
         raise typer.Exit(2)
@@ -91,6 +94,18 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
         complain(wrong)
         raise typer.Exit(2)
     return [*python, *arguments]
+
+
+def hint_at_late(*options: str, command: list[str]) -> None:
+    """Warn of options of ours that stand after a script that does not name them."""
+    script = next((word for word in command[1:] if word.endswith(".py")), "")
+    if command[0] != sys.executable or not (late := {*options} & {*command}):
+        return
+    with suppress(OSError):
+        late -= {option for option in late if option in Path(script).read_text("utf-8", "replace")}
+    if late:
+        text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
+        complain(message(text, late=min(late)), "warning")
 
 
 def _no_script(file: Path, verb: str) -> str:
@@ -108,9 +123,12 @@ def _no_script(file: Path, verb: str) -> str:
         return _expected(file, message(text, file=file, verb=verb))
     if not file.suffix[1:].isalpha() or file.suffix in PYTHON_SUFFIXES or is_zipfile(file):
         return ""
-    return _expected(
-        file, message("for another program write `probe {verb} -- PROGRAM {file} ...`", file=file, verb=verb)
-    )
+    if file.suffix == ".ipynb":
+        text = "this is a notebook: `jupyter nbconvert --to script {file}` writes its script"
+        return _expected(file, message(text, file=file))
+    program = {".sh": "bash", ".bash": "bash"}.get(file.suffix, "PROGRAM")
+    text = "for another program write `probe {verb} -- {program} {file} ...`"
+    return _expected(file, message(text, file=file, verb=verb, program=program))
 
 
 def _expected(file: Path, found: str) -> str:

@@ -24,7 +24,7 @@ from probe.cli.places import RunPlace
 from probe.core.analysis.query_views import cell, write_csv, write_json
 from probe.core.language import message, translated
 from probe.core.messages import complain, counted, printable
-from probe.core.storage.files import replacing
+from probe.core.storage.files import check_target, replacing
 
 if TYPE_CHECKING:
     from probe.core.analysis.query import OpenRun
@@ -72,7 +72,7 @@ def sql(
 
     with refusing(ValueError, ImportError, OSError):
         if as_machine and (out is not None or form is not None):
-            raise ValueError(message("expected one of --json, --format and -o"))
+            raise ValueError(message("expected one of --json, --format and -o, got several; leave the others out"))
         chosen = _format(out, form)
         if bool(query) + bool(map_query or reduce_query) > 1 or bool(map_query) != bool(reduce_query):
             raise ValueError(message("expected one query, or --map and --reduce"))
@@ -119,8 +119,7 @@ def _format(out: Path | None, form: AnswerFormat | None) -> AnswerFormat:
         if form is AnswerFormat.parquet:
             raise ValueError(message("--format parquet: expected -o with the name of a file"))
         return form or AnswerFormat.table
-    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise ValueError(message("{out}: expected the name of a file in a directory that exists", out=out))
+    check_target(out)
     if form is None and out.suffix[1:] not in AnswerFormat.__members__:
         known = ", ".join(f".{each.value}" for each in AnswerFormat)
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
@@ -17,6 +18,7 @@ EXAMPLES = {
     "FILE": "monitor.json",
     "FILE|-|DIR...": "train.log",
     "PID...": "4711",
+    "CONFIG": "monitor.json",
     "KEY": "step_interval",
     "--OUT": "packed",
     "--CONFIG": "remediate.json",
@@ -41,6 +43,12 @@ def usage_error(error: Any, verb: str = "") -> Message:
         )
     elif hasattr(error, "option_name") and context is not None:
         expected = message("{command}: {text}", command=command, text=_unknown_option(error.option_name, context))
+    elif hasattr(error, "option_name") and any(word.startswith(f"{error.option_name}=") for word in sys.argv):
+        expected = message(
+            "{command}: {option}: expected no value, got one after =; leave it out",
+            command=command,
+            option=error.option_name,
+        )
     elif hasattr(error, "option_name"):
         expected = message(
             "{command}: {option}: expected a value after it, got none", command=command, option=error.option_name
@@ -80,6 +88,10 @@ def _meaning(parameter: Any, meaning: str) -> list[Message]:
 
 def _unknown_option(option: str, context: Any) -> Message:
     """Return a sentence about an option that a command does not have: the nearest, else all."""
+    verbs = getattr(context.command, "list_commands", lambda _: ())(context)
+    if verb := next((word for word in sys.argv[1:] if word in verbs), ""):
+        text = "there is no option {option} before a verb; its own options follow it: `{command} {verb} {option}`"
+        return message(text, option=option, command=context.command_path, verb=verb)
     shown = (parameter for parameter in context.command.params if not getattr(parameter, "hidden", False))
     options = [*(name for parameter in shown for name in parameter.opts if name.startswith("--")), "--help"]
     if (close := nearest(option, options)) is not None:

@@ -73,9 +73,7 @@ def open_database(
             )
         ) from None
     except OSError as error:
-        raise StoreError(
-            message("{where}: expected a file that can be written: {error}", where=where, error=advice_of(error))
-        ) from None
+        raise StoreError(message("{where}: cannot be written: {error}", where=where, error=advice_of(error))) from None
     return connection, lock
 
 

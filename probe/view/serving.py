@@ -85,7 +85,8 @@ def checked(places: Sequence[str]) -> list[str]:
             what = message("this is a file" if place.exists() else "there is none of this name")
             raise ValueError(
                 message(
-                    "{place}: expected a folder with runs, such as MONITOR_OUTPUT_DIR of one; {what}",
+                    "{place}: expected a folder with runs, such as MONITOR_OUTPUT_DIR of one; {what}: give that of a "
+                    "run, or one with runs in it",
                     place=place,
                     what=what,
                 )

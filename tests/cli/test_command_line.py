@@ -99,6 +99,10 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
         (["alert", "send"], ["probe alert: there is no verb send; expected one of test, flush"]),
         (["exporter", "--json-file"], ["probe exporter: --json-file: expected a value after it, got none"]),
         (["logs", "parse", ".", "--language", "fr"], ["--language: expected one of en, zh, got 'fr'"]),
+        (
+            ["--json", "anomalies"],
+            ["no option --json before a verb; its own options follow it: `probe anomalies --json`"],
+        ),
         (["anomolies"], ["there is no verb anomolies; did you mean `probe anomalies`?"]),
     ],
 )

@@ -65,7 +65,7 @@ def test_different_is_1(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--steps", "3-1"], "--steps: expected the smaller first; got '3-1'"),
+        (["--steps", "3-1"], "--steps: expected the smaller first, 1-3; got '3-1'"),
         (["--steps", "x"], "--steps: expected 0-99, 100-, -99 or 7; got 'x'"),
         (["--rank", "a"], "--rank: expected 3, or 0:3 for A's rank 0 and B's rank 3; got 'a'"),
         (["--rank", "7"], "expected rank 7; there are 0, 1"),

@@ -55,10 +55,13 @@ def test_check_knows_all_xy(tmp_path: Path) -> None:
 def test_check_names_keys_without_effect(tmp_path: Path) -> None:
     """The command logs it as the monitor does when it attaches; the file is correct all the same."""
     path = tmp_path / "a.json"
-    path.write_text('{"wg_distribution": true, "all_xy": true, "format": "tensorboard", "ndigits": 3}')
+    path.write_text(
+        '{"wg_distribution": true, "all_xy": true, "format": "tensorboard", "ndigits": 3, "output_dir": "$A"}'
+    )
     done = subprocess.run(probe_command("config", "check", path), capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stderr.splitlines() == [
+        f"probe: warning: {path}: output_dir: variables are not replaced: $A is the name of a folder; write its path",
         f"probe: warning: {path}: all_xy has no effect without xy_distribution",
         f"probe: warning: {path}: ndigits has no effect without the format csv",
     ]

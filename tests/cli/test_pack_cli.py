@@ -177,6 +177,6 @@ def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run: Path, tmp_path
     """As without --follow."""
     for path in run.glob("*/manifest.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "end_time": "2026-12-03T22:00:00+0800"}))
-    done = run_pack(run, "-o", tmp_path / "out", "--follow", "--every", 0)
+    done = run_pack(run, "-o", tmp_path / "out", "--follow", "--every", 0.1)
     assert done.exit_code == 0
     assert "rows of 4 ranks: 84 files" in done.stdout

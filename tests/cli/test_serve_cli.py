@@ -91,8 +91,8 @@ def test_a_database_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
     for name, reason in (
         ("text", "file is not a database"),
         ("other", "expected a database of this server"),
-        ("folder", "can be written"),
-        ("text/inside", "can be written"),
+        ("folder", "cannot be written"),
+        ("text/inside", "cannot be written"),
     ):
         message = refused("--database", tmp_path / name)
         assert str(tmp_path / name) in message

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.launch.parent.vigil import NOTHING
+from probe.launch.parent.vigil import ENDED, NOTHING
 from tests.launch.test_parent import PROBE, environment
 
 RANK = """
@@ -23,11 +23,11 @@ RANK = """
 
     board, rank = Board.of(os.environ), int(os.environ.get("RANK", "0"))
 
-    def summary(ended=True, findings=(), steps=20, loss=LossSpan(2.5, 1.5, 19, 20, 19), number=0):
+    def summary(ended=True, findings=(), steps=20, loss=LossSpan(2.5, 1.5, 19, 20, 19), number=0, **more):
         looked = Looked(("gradients in 5 of 20 steps",), ("activations",))
         launch, why = os.environ.get("MASTER_PORT", ""), "step_interval is 4"
         board.summary(WatchSummary(rank, os.getpid(), number, number, launch, steps, steps, 5, why, loss,
-            tuple(findings), looked, "", f"out/rank{rank}", 0, ended))
+            tuple(findings), looked, "", f"out/rank{rank}", 0, ended, **more))
 """
 TWO = """
     import os, subprocess, sys
@@ -50,13 +50,13 @@ def ran(folder: Path, text: str, ranks: int = 1) -> subprocess.CompletedProcess[
     ("text", "code", "said"),
     [
         ("print('trained')", 0, f"probe: info: {NOTHING}\n"),
-        ("print('trained'); raise SystemExit(3)", 3, ""),
+        ("print('trained'); raise SystemExit(3)", 3, f"probe: info: {ENDED.template.format(status='exit code 3')}\n"),
         ("print('trained')\nfrom probe.launch.failures import unwatched\nunwatched('why')", 0, "probe: warning: why\n"),
     ],
     ids=["no optimizer", "failed", "told by itself"],
 )
 def test_a_program_that_was_not_watched_is_told_once(tmp_path: Path, text: str, code: int, said: str) -> None:
-    """By the program's own process if that knows why, else by its parent; what has failed has its own message."""
+    """By the program's own process if that knows why, else by its parent."""
     done = ran(tmp_path, text)
     assert (done.returncode, done.stdout, done.stderr) == (code, "trained\n", said)
 
@@ -111,8 +111,25 @@ def test_the_lines_of_a_killed_process_show_how_far_it_came(tmp_path: Path) -> N
     """
     done = ran(tmp_path, text)
     assert "12 steps watched" in done.stderr
+    assert "stood still" not in done.stderr
     assert "loss 2.5 to inf, last finite at step 10" in done.stderr
     assert "nothing is known after step 11" in done.stderr
+
+
+def test_a_process_that_is_killed_while_it_stands_still(tmp_path: Path) -> None:
+    """Its progress is older than the budget of its steps; the clock of this one is a hundred seconds late."""
+    text = """
+    import signal
+    from probe.core.run_state import progress
+    now = progress.monotonic_ns
+    progress.monotonic_ns = lambda: now() - 100 * 10**9
+    marks = progress.Progress(board.folder, rank, 1, "job", False)
+    for step in range(20):
+        marks.step(step)
+    summary(ended=False, budget=(60.0, 1800.0))
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert "nothing is known after step 19; rank 0 stood still for 10" in ran(tmp_path, text).stderr
 
 
 def test_several_runs_of_a_program_are_reported_each(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from probe.core.sentinel.board import Board
 from probe.launch.parent.following import BoardFolder
 from probe.launch.parent.relay import RELAYED
-from probe.launch.parent.vigil import NOTHING
+from probe.launch.parent.vigil import ENDED, NOTHING
 from tests.forks import ROOT
 
 PROBE = [sys.executable, "-m", "probe", "run"]
@@ -86,7 +86,8 @@ def test_the_exit_code_is_the_programs(code: int) -> None:
     """Any of them, and its output."""
     done = run("--", "sh", "-c", f"echo out; echo err >&2; exit {code}")
     assert (done.returncode, done.stdout) == (code, "out\n")
-    assert done.stderr == ("err\n" if code else f"err\nprobe: info: {NOTHING}\n")
+    text = ENDED.template.format(status=f"exit code {code}") if code else NOTHING
+    assert done.stderr == f"err\nprobe: info: {text}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGPIPE])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,9 @@ import pytest
 
 from probe.core.instrumentation.other_updates import FIRST
 from probe.core.monitor.trainer_mon import Monitor
+from probe.core.sentinel.board import BOARD, Board
+from probe.core.sentinel.watch_summary import report_of
+from probe.launch.parent.following import BoardFolder
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net
 from tests.matrix.watching import GRADIENTS, LR, MOMENTUM, names_of, rows_of
@@ -48,6 +54,8 @@ def test_settings_in_vain_are_told(
     framework: Harness, caplog: pytest.LogCaptureFixture, config: dict[str, Any], told: str
 ) -> None:
     """A warning when the monitor attaches; training goes on."""
+    gc.collect()  # monitors of other tests
+    caplog.clear()
     trained(framework, config)
     assert [told in record.message for record in caplog.records if record.levelname == "WARNING"] == [True]
 
@@ -89,6 +97,24 @@ def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytes
     assert monitor.faults in ({"optimizer: ValueError": 1}, {FIRST: 1})
     told = "it is followed from now on" if FIRST in monitor.faults else "updates none of the model's parameters"
     assert told in caplog.text
+    at_once = "set_monitor: optimizer: expected one that holds parameters of the model, such as "
+    assert [at_once in line for line in caplog.messages].index(True) == 0
+
+
+def test_a_folder_that_is_removed_while_the_run_writes(framework: Harness) -> None:
+    """What was in it is gone: counted once; later steps are written to a new one."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    loop, monitor = framework.loop(model, optimizer), framework.TrainerMon(GRADIENTS)
+    monitor.set_monitor(model, 1, optimizer)
+    for step in range(4):
+        train_step(loop, framework.tensor(X))
+        monitor.flush()
+        if step == 1:
+            shutil.rmtree(str(monitor.output_directory))
+    monitor.stop()
+    assert monitor.faults == {"output: FileNotFoundError": 1}
+    assert {row.step for row in rows_of(monitor)} == {2, 3}
 
 
 @pytest.mark.needs("every step")
@@ -148,8 +174,34 @@ def test_an_output_directory_that_is_none_is_told_with_what_to_set(framework: Ha
     """Before training begins."""
     root.write_text("a file")
     model = tiny_net(framework)
-    with pytest.raises(OSError, match="set MONITOR_OUTPUT_DIR to a directory") as refused:
+    with pytest.raises(OSError, match="set MONITOR_OUTPUT_DIR, or output_dir in") as refused:
         framework.TrainerMon(GRADIENTS).set_monitor(
             model, 1, framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
         )
     assert str(root) in str(refused.value)
+
+
+def test_a_run_that_is_interrupted_while_it_stands_still(
+    framework: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step has ended for a hundred seconds by the clock: the report says so, and of no other end."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
+    folder = BoardFolder(f"board-{tmp_path.name}")
+    monkeypatch.setenv(BOARD, str(folder.path))
+    late = time.monotonic_ns() + 100 * 10**9
+    monkeypatch.setattr("probe.core.monitor.reporting.time.monotonic_ns", lambda: late)
+    for error in (None, KeyboardInterrupt()):
+        model = tiny_net(framework)
+        optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+        loop = framework.loop(model, optimizer)
+        monitor = framework.TrainerMon({"wg_distribution": True, "sentinel": {"enable": True}})
+        monitor.set_monitor(model, 1, optimizer)
+        for _ in range(3):
+            train_step(loop, framework.tensor(X))
+        monitor.__exit__(None, error)
+    plain, interrupted = Board(folder.path).summaries()
+    folder.remove()
+    assert (plain.still, round(interrupted.still, -1)) == (0.0, 100.0)
+    text = "rank 0 stood still for 100 s after step 2, until the end"
+    assert report_of([interrupted._replace(still=100.0)]).lines()[0].startswith(text)
+    assert text not in "".join(report_of([plain]).lines())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import logging
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,50 @@ def test_its_layout_is_written_and_read_by_all_analyses(framework: Harness, tmp_
     csv2db(CSV2DBConfig(str(alone), output_dirpath=str(tmp_path / "db")))
     assert (tmp_path / "db" / "monitor_metrics.db").exists()
     assert compare(alone, tmp_path / "out").agrees
+
+
+WRONG: dict[str, tuple[Callable[[Any, Any, Any], object], str]] = {
+    "no configuration": (
+        lambda new, _, __: new(),
+        "missing a required argument: 'config_path'; call TrainerMonitorV2",
+    ),
+    "no model": (
+        lambda new, _, o: new(QUICK_START).start(optimizer=o),
+        "model: expected a model, got None; call start",
+    ),
+    "a number": (
+        lambda new, _, o: new(QUICK_START).start(3, o),
+        "model: expected a .* got <class 'int'>; pass the model",
+    ),
+    "no optimizer": (lambda new, m, _: new(QUICK_START).start(m), "optimizer: expected the optimizer that trains"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls(framework: Harness, name: str) -> None:
+    """Each is refused with what was expected."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    call, told = WRONG[name]
+    with pytest.raises((TypeError, ValueError), match=told):
+        call(partial(TrainerMonitorV2, fr=framework.NAME), model, optimizer)
+
+
+def test_wrong_names_of_arguments_and_attributes(
+    framework: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Are reported, with the nearest; what the monitor has stays."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    monitor: Any = TrainerMonitorV2({**QUICK_START, "output_dir": str(tmp_path)}, fr=framework.NAME)
+    config = monitor.config
+    monitor.start(model, optimizer, grad_acc_step=1)
+    monitor.ops, monitor.config = ["max"], 3
+    monitor.stop()
+    for text in (
+        "TrainerMonitorV2.start: grad_acc_step: passed over; did you mean grad_acc_steps?",
+        "monitor.ops: there is no such attribute: assigned without effect; it is a key of the configuration",
+        "monitor.config: cannot be assigned: 3 is left out",
+    ):
+        assert text in caplog.text
+    assert monitor.config is config

@@ -133,6 +133,8 @@ FILES = {
     "a wrong value in YAML": Use(
         "ops:\n- norm\n- men\n", "a.yaml:3: ops[1]", "one of min", 'got "men"', "did you mean mean?"
     ),
+    "a tab": Use("eps:\n\tndigits: 1", "a.yaml:2:1", "expected spaces", "got a tab", "write spaces"),
+    "two documents": Use("eps: 1\n---\neps: 2", "a.yaml:2:1", "one document", "a second", "remove the other"),
     "a list without its end": Use(
         "eps: 1\nops: [norm\nndigits: 3\n", "a.yaml:3:8", "expected ',' or ']'", "got ':'", "correct it"
     ),
@@ -387,6 +389,28 @@ VERBS: dict[str, Use] = {
     ),
     "an empty log": Use(["logs", "parse", "empty"], "empty", "no line of text", "nothing was read", "give the log"),
     "TOML": Use(["config", "check", "a.toml"], "a.toml: ", "expected JSON, YAML or Python", "got TOML", ".yaml file"),
+    "a report into no folder": Use(
+        ["report", "run", "-o", "no/x.html"], "no/x.html: ", "expected the name of a file", "no folder no", "make it"
+    ),
+    "a report into a device": Use(
+        ["report", "run", "-o", "/dev/full"], "/dev/full: ", "the name of a file", "a device", "choose another name"
+    ),
+    "steps the wrong way round": Use(
+        ["compare", "run", "run", "--steps", "9-3"], "--steps", "the smaller first", "got '9-3'", "3-9"
+    ),
+    "two ways to run": Use(
+        ["run", "--deep", "--light", "a.py"], "--light", "expected one of -c", "got --deep, --light", "leave the others"
+    ),
+    "a notebook": Use(
+        ["run", "a.ipynb"], "a.ipynb: ", "expected a script", "a notebook", "`jupyter nbconvert --to script a.ipynb`"
+    ),
+    "a script of a shell": Use(["run", "a.sh"], "a.sh: ", "a script of Python", "a.sh", "`probe run -- bash a.sh ...`"),
+    "an address of nobody": Use(
+        ["serve", "--listen", "300.1.2.3:0"], "--listen 300.1.2.3:0: ", "HOST:PORT", "no such address", "such as 127"
+    ),
+    "an empty token": Use(
+        ["serve", "--token-file", "private"], "--token-file private: ", "one line", "an empty file", "`openssl rand"
+    ),
     "modules of no name": Use(["targets", "s.json", "--match", "g*"], "--match g*", "there are fc", "no such module"),
     **{
         f"{words} of the usual folder": Use(words.split(), "usual: ", "expected the directory", "none", "give MONITOR_")
@@ -405,6 +429,8 @@ def test_a_wrong_use_of_a_verb(name: str, tmp_path: Path, monkeypatch: pytest.Mo
         write_run(tmp_path / "run", 0, range(2))
     for file, text in (("plain", "x"), ("empty", ""), ("a.toml", "ndigits = 3"), ("s.json", STRUCTURE)):
         Path(file).write_text(text)
+    for file in ("a.ipynb", "a.sh", "private"):
+        Path(file).touch(0o600)
     done = CliRunner().invoke(app, wrong.use)
     assert done.exit_code == (0 if name == "an empty log" else 1 if name == "TOML" else 2), done.output
     assert "Errno" not in done.stderr
@@ -459,6 +485,9 @@ def test_mistakes_while_training_runs(parts: Parts, caplog: pytest.LogCaptureFix
     assert (monitor.step, callable(monitor.log), monitor.ops) == (0, True, ["norm"])
     assert type(monitor.step) is int  # a checkpoint of the program may hold it
     monitor.stop()
+    for _ in range(2):
+        monitor.log(loss=1.0)
+    assert caplog.text.count("log: the run has ended, so nothing is recorded; call log before stop") == 1
 
 
 def test_programs_own_attributes_and_replaced_methods_are_theirs(
@@ -480,6 +509,8 @@ def test_programs_own_attributes_and_replaced_methods_are_theirs(
 
 def test_a_monitor_that_was_never_attached(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """Is told when it is gone; one that was refused has its error."""
+    gc.collect()  # monitors of other tests
+    caplog.clear()
     framework.TrainerMon(WG)
     gc.collect()
     assert caplog.messages == [NEVER_SET]

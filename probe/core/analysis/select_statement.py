@@ -131,10 +131,10 @@ def unknown(name: str, offered: Collection[str], what: str) -> str:
     """Return the message about a name that is not offered."""
     lower = {other_name.lower(): other_name for other_name in offered}
     near = get_close_matches(name[:MOST_NAMED].lower(), list(lower), n=1)
-    meant = f"; did you mean {lower[near[0]]}?" if near else ";"
+    meant = f"; did you mean {lower[near[0]]}? There" if near else "; there"
     more = len(offered) - MOST_NAMED
     listed = ", ".join(list(offered)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"there is no {what} {name!r}{meant} There is {listed or 'none'}"
+    return f"there is no {what} {name!r}{meant} is {listed or 'none'}"
 
 
 def restrict(connection: Connection, files: Iterable[object], folders: Iterable[object]) -> None:

@@ -35,6 +35,8 @@ def in_vain(settings: Settings) -> Iterator[str]:
         yield "ops names nothing to compute: norm is collected"
     if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+    if "$" in (settings.output_dir or ""):
+        yield f"output_dir: variables are not replaced: {settings.output_dir} is the name of a folder; write its path"
     if settings.stack_info and "csv" not in settings.formats:
         yield "stack_info has no effect without the format csv"
     if HISTOGRAM in settings.ops and {"csv", "parquet", "tensorboard"}.isdisjoint(settings.formats):

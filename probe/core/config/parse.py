@@ -317,14 +317,20 @@ def _yaml(name: str, text: str) -> tuple[Any, _Find]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        advice = message("correct it; texts with : or # stand in quotes")
+        advice, problem = message("correct it; texts with : or # stand in quotes"), error.problem or error.context
+        rest = text[mark.index :] if mark else ""
+        if rest.startswith("\t"):
+            problem, advice = message("expected spaces before a key, got a tab"), message("write spaces in its place")
+        elif isinstance(error, yaml.composer.ComposerError) and rest.startswith("---"):
+            problem = message("expected one document, got a second one after ---")
+            advice = message("a configuration has one; remove the other")
         raise ConfigError(
             name,
             [
                 message(
                     "{place}: not valid YAML: {problem}; {advice}",
                     place=place,
-                    problem=error.problem or error.context,
+                    problem=problem,
                     advice=advice,
                 )
             ],

@@ -304,6 +304,12 @@ class RunRuleSettings(Section):
     """Arguments of the rule."""
 
 
+def _server(address: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s]+\S*", address.strip(), re.IGNORECASE):
+        raise wrong("an address such as http://10.0.0.1:8765")
+    return address
+
+
 class HangSettings(Section):
     """Detection of a run that stands still."""
 
@@ -336,7 +342,7 @@ class RunSettings(Section):
     none."""
     flops_per_step: Annotated[Number, ranges.Gt(0)] | None = None
     """Floating-point operations of a step on this rank, for `model_tflops` (TFLOP/s). Missing: not recorded."""
-    server: Annotated[Text, AfterValidator(not_blank)] | None = None
+    server: Annotated[Text, AfterValidator(_server)] | None = None
     """Address of a heartbeat server (`probe serve`), such as `http://10.0.0.1:8765`, to which every rank sends its
     numbers and findings. Its token is read from the environment variable PROBE_SERVER_TOKEN."""
     hang: HangSettings = HangSettings()

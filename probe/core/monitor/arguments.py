@@ -33,21 +33,24 @@ def documented(set_monitor: Function) -> Function:
     return set_monitor
 
 
-def checked(init: Function) -> Function:
-    """Make the ``__init__`` of a monitor refuse arguments that it does not take with the call that is meant."""
-    known = signature(init)
+def checked(call: str) -> Callable[[Function], Function]:
+    """Make the ``__init__`` of a monitor refuse arguments that it does not take with the ``call`` that is meant."""
 
-    @wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        try:
-            known.bind(self, *args, **kwargs)
-        except TypeError as error:
-            name = type(self).__name__
-            call = f"call {name}(config_file_path, process_group=None, params_have_main_grad=True)"
-            raise TypeError(f"{name}: {error}; {call}") from None
-        init(self, *args, **kwargs)
+    def refuse(init: Function) -> Function:
+        known = signature(init)
 
-    return __init__  # type: ignore[return-value]
+        @wraps(init)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            try:
+                known.bind(self, *args, **kwargs)
+            except TypeError as error:
+                name = type(self).__name__
+                raise TypeError(f"{name}: {error}; call {name}({call})") from None
+            init(self, *args, **kwargs)
+
+        return __init__  # type: ignore[return-value]
+
+    return refuse
 
 
 def read(*args: Any, **kwargs: Any) -> Arguments:

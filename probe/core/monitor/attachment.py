@@ -30,7 +30,7 @@ from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, restore_handler, while_alive
 from probe.core.monitor.reporting import Reporting
 from probe.core.monitor.sentinel_attachment import attached
-from probe.core.monitor.subject import Subject, warnings_for
+from probe.core.monitor.subject import Subject, strangers, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.program_number import ProgramNumber
@@ -125,6 +125,7 @@ class Attachment:
             session, settings, self.numbers, while_alive(self._directory_of_checks), self.reporting, self.faults
         )
         subject.check(self.planner.plan, self.run, self.planner.lead)
+        self.planner.warn(strangers(self.run))
         return session
 
     def _begin(self, session: Session) -> None:

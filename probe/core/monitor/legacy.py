@@ -43,45 +43,11 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
     return param_have_main_grad
 
 
-class AssignedSettings:
-    """The configuration of a monitor, whose values a program may assign, and older names for that."""
+class CheckedAttributes:
+    """Attributes of a monitor, of which wrong ones are reported once."""
 
-    framework: FrameworkAdapter
-
-    def __init__(self, source: str | os.PathLike[str] | Mapping[str, Any]) -> None:
-        self._reported: set[str] = set()
-        """Mistakes that have been reported."""
-        self._configuration = Configuration(source)
-        self._faults = Faults()
-        """Faults before the first attachment."""
-        self._listening = Listening(self.settings, self.framework, self._faults)
-        self._collector: Collector | None = None
-        """The latest attachment, while plans change it."""
-
-    @property
-    def settings(self) -> Settings:
-        """The configuration in effect."""
-        return self._configuration.settings
-
-    @property
-    def monitoring(self) -> bool:
-        """True if further rows will be collected."""
-        return self._collector is not None and self._collector.collecting
-
-    @property
-    def _attachment(self) -> Attachment | None:
-        """The latest attachment; None before the first."""
-        return None if self._collector is None else self._collector.attachment
-
-    @property
-    def _attached(self) -> bool:
-        """True if a model is watched."""
-        return self._attachment is not None and self._attachment.session is not None
-
-    @property
-    def _noted(self) -> Faults:
-        """The faults of the run."""
-        return self._attachment.faults if self._attachment is not None else self._faults
+    _reported: set[str]
+    """Mistakes that have been reported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. Nothing is raised for a public one that has no effect, which is reported; a value for a
@@ -114,6 +80,46 @@ class AssignedSettings:
         if text not in self._reported:
             self._reported.add(text)
             _log.warning(text, *values)
+
+
+class AssignedSettings(CheckedAttributes):
+    """The configuration of a monitor, whose values a program may assign, and older names for that."""
+
+    framework: FrameworkAdapter
+
+    def __init__(self, source: str | os.PathLike[str] | Mapping[str, Any]) -> None:
+        self._reported = set()
+        self._configuration = Configuration(source)
+        self._faults = Faults()
+        """Faults before the first attachment."""
+        self._listening = Listening(self.settings, self.framework, self._faults)
+        self._collector: Collector | None = None
+        """The latest attachment, while plans change it."""
+
+    @property
+    def settings(self) -> Settings:
+        """The configuration in effect."""
+        return self._configuration.settings
+
+    @property
+    def monitoring(self) -> bool:
+        """True if further rows will be collected."""
+        return self._collector is not None and self._collector.collecting
+
+    @property
+    def _attachment(self) -> Attachment | None:
+        """The latest attachment; None before the first."""
+        return None if self._collector is None else self._collector.attachment
+
+    @property
+    def _attached(self) -> bool:
+        """True if a model is watched."""
+        return self._attachment is not None and self._attachment.session is not None
+
+    @property
+    def _noted(self) -> Faults:
+        """The faults of the run."""
+        return self._attachment.faults if self._attachment is not None else self._faults
 
     def _value(self, key: str) -> Any:
         """Return the value that ``key`` has, or will have from the next step on."""
@@ -181,13 +187,13 @@ def _is_plain(kind: type) -> bool:
 def _meant(monitor: object, name: str, value: object) -> str:
     """Return the end of a sentence about an attribute that a monitor does not have."""
     if name in Settings.model_fields:
-        return "; it is a key of the configuration: give it to TrainerMon"
+        return f"; it is a key of the configuration: give it to {type(monitor).__name__}"
     if name in arguments.NAMES:
-        return "; it is an argument of set_monitor"
-    if isinstance(value, (int, float)):
+        return f"; it is an argument of {'set_monitor' if hasattr(monitor, 'set_monitor') else 'start'}"
+    if isinstance(value, (int, float)) and hasattr(monitor, "log"):
         return f"; a number of the run is recorded by monitor.log({name}=...)"
     close = nearest(name, [public for public in dir(type(monitor)) if not public.startswith("_")])
-    return f"; did you mean {close}?" if close else "; `help(TrainerMon)` lists them"
+    return f"; did you mean {close}?" if close else f"; `help({type(monitor).__name__})` lists them"
 
 
 def _known_ops(ops: Iterable[object], warn: Callable[..., None]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from probe.core.monitor.alarms import Alarms, Cause, job_name
 from probe.core.output.metrics.hub import MetricsHub, RankName
 from probe.core.output.sinks import is_live
 from probe.core.records import Finding
-from probe.core.run_state.budget import Budget, OwnBudget
+from probe.core.run_state.budget import Budget, OwnBudget, stillness
 from probe.core.run_state.heartbeat_feed import HeartbeatFeed
 from probe.core.run_state.progress import Progress, progress_folder
 from probe.core.run_state.run_numbers import RunNumbers
@@ -71,6 +71,12 @@ class Reporting:
         self._summary_written = 0.0
         """Time of the monotonic clock at which a summary was written last."""
         self._summary_closed = False
+        hang = settings.run.hang
+        self._budget = hang.floor_seconds, hang.startup_seconds
+        self._still = 0.0
+        """Seconds for which the run had stood still when it was ended; 0 if it had not."""
+        self._is_on_board = False
+        """True if the progress is shown to the parent alone."""
         self._process = os.getpid()
         self._job = job_name(settings.run.job)
         self._root = output_root(os.environ, settings.output_dir).absolute()
@@ -97,11 +103,10 @@ class Reporting:
         """Report the ``numbers`` of every step, and what rules find in them."""
         if self._watcher is not None:
             numbers.looks.append(self._watcher.look)
-        elif self.marks is not None:
+        elif self.marks is not None and not self._is_on_board:
             numbers.looks.append(self.marks.renew)
         if self._feed is not None and self.marks is not None:
-            hang = self._settings.run.hang
-            self._feed.judge_by(OwnBudget(self.marks, Budget(hang.floor_seconds, hang.startup_seconds)))
+            self._feed.judge_by(OwnBudget(self.marks, Budget(*self._budget)))
             numbers.looks.append(self._feed.look)
         numbers.on_findings(self.metrics.run_found)
         if self._feed is not None:
@@ -128,6 +133,9 @@ class Reporting:
 
     def ended(self, cause: Cause, step: int, error: BaseException | None = None) -> None:
         """Report the end of the run and its cause."""
+        self._still = 0.0
+        if self.marks is not None and (cause != "exit" or error is not None):
+            self._still = stillness(self.marks.row(), self.marks, Budget(*self._budget), time.monotonic_ns())
         if self._alarms is not None:  # to the disk first
             attempt(self._faults, WHERE, self._alarms.ended, cause, step, error)
         if self._feed is not None and error is not None:
@@ -156,7 +164,7 @@ class Reporting:
             return
         elif self.account.is_grave or os.environ.get("LOCAL_RANK", str(summary.rank)) == "0":
             report = report_of([summary], alone=self._launched == 1)
-            complain(report.line(), "warning" if report.verdict.kind else "info")
+            complain(report.line(), "warning" if report.verdict.kind or report.unknown else "info")
 
     def _verdict(self) -> Verdict | None:
         """Return the verdict about the run so far; None if the run is gone."""
@@ -191,7 +199,8 @@ class Reporting:
         if state is None:
             return None
         step, directory, cost = state
-        return self.account.summary(step, directory, self._faults.counts, ended, cost)
+        summary = self.account.summary(step, directory, self._faults.counts, ended, cost)
+        return summary._replace(still=self._still, budget=self._budget)
 
     # Parts.
 
@@ -214,6 +223,10 @@ class Reporting:
         """Return the progress of this rank, in a file if another process reads it, and see to a watcher of the node."""
         watched = self._settings.run.hang.enable
         if not watched and not is_live(self._settings.formats):
+            if self.board is not None and self._settings.sentinel.enable:
+                self._is_on_board = True
+                folder, name = self.board.folder, (self._rank, self._ranks, self._job)
+                return attempt(self._faults, SUMMARY, Progress, folder, *name, False)
             return None if self._feed is None else Progress(None, self._rank, self._ranks, self._job)
         folder = self._folder()
         marks = Progress(folder, self._rank, self._ranks, self._job, watched)

@@ -220,6 +220,20 @@ def _names_no_module(run: Run) -> bool:
     return not any(run.selection.places(watched(stage, name, name, module)) for stage, name, module in modules)
 
 
+def strangers(run: Run) -> Iterator[str]:
+    """Yield a sentence if the optimizers hold parameters of something else alone. Wrappers may still put theirs in the
+    place of the models' before the first step, so that nothing is refused."""
+    hooks = run.framework.hooks
+    of_models = {id(parameter): name for _, model in run.chunks for name, parameter in hooks.parameters(model)}
+    owned = [id(parameter) for optimizer in run.optimizers for parameter in hooks.owned(optimizer)]
+    if of_models and owned and of_models.keys().isdisjoint(owned):
+        yield (
+            f"set_monitor: optimizer: expected one that holds parameters of the model, such as "
+            f"{next(iter(of_models.values()))}, got {type(run.optimizers[0]).__name__} with parameters of something "
+            "else: pass the model and the optimizer that train together, after both are wrapped"
+        )
+
+
 def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each valid setting that has no effect in this run.
 

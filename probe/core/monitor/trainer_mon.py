@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, overload
 
 from probe.core.backend.protocols import FrameworkAdapter, Remove
@@ -62,7 +63,7 @@ class Monitor(AssignedSettings):
     _wrapped: Any = None
     """Optimizer that was wrapped, in older scripts."""
 
-    @arguments.checked
+    @arguments.checked("config_file_path, process_group=None, params_have_main_grad=True")
     def __init__(
         self,
         config_file_path: str | os.PathLike[str] | Mapping[str, Any] | None = None,
@@ -233,6 +234,8 @@ class Monitor(AssignedSettings):
             self._report("log: no model is watched, so nothing is recorded; call set_monitor first")
         elif (numbers := self._attachment.listening_numbers()) is not None:
             numbers.log(values, step)
+        elif not self._attached and not self.way:
+            self._report("log: the run has ended, so nothing is recorded; call log before stop")
 
     def log_ended(self, **values: Any) -> None:
         """Record numbers of the step that ended last, as :meth:`log` does: for callbacks after the update."""
@@ -248,7 +251,16 @@ class Monitor(AssignedSettings):
         if not isinstance(name, str) or not name:
             self._report("phase: expected a name such as evaluation, got %.80r", name)
         numbers = self._attachment.listening_numbers() if self._attachment is not None else None
-        return numbers.phase(name) if numbers is not None else nullcontext()
+        if numbers is None:
+            return nullcontext()
+        context = numbers.phase(name)
+        weakref.finalize(context, self._look_at_phase, getattr(context, "gen", None), name).atexit = False
+        return context
+
+    def _look_at_phase(self, generator: Any, name: str) -> None:
+        """Report a phase whose context is gone and was never entered."""
+        if generator is not None and getgeneratorstate(generator) == GEN_CREATED:
+            self._report("phase: %.80s was not entered, and counts nothing; write `with monitor.phase(...):`", name)
 
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``: until then the run does not count as standing still."""
@@ -290,12 +302,13 @@ class Monitor(AssignedSettings):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` has returned; call it after ``set_monitor``."""
-        if not isinstance(state, Mapping):
+        restored = 0
+        if isinstance(state, Mapping) and self._attachment is not None:
+            restored = self._attachment.numbers.load_state_dict(state)
+        if not isinstance(state, Mapping) or (state and self._attachment is not None and not restored):
             self._report(
                 "load_state_dict: expected what state_dict has returned, got %.80r: nothing is restored", state
             )
-        elif self._attachment is not None:
-            self._attachment.numbers.load_state_dict(state)
 
     # The end.
 

@@ -8,7 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from probe.core.config.errors import nearest
+from probe.core.config.schema import Settings
 from probe.core.instrumentation.other_updates import StepMark
+from probe.core.monitor import arguments
+from probe.core.monitor.legacy import CheckedAttributes
 from probe.core.monitor.trainer_mon import Monitor
 from probe.core.monitor_v2.configuration import (
     FRAMEWORKS,
@@ -25,7 +29,7 @@ _ATTACHING = frozenset({"dp_group", "tp_group", "start_iteration"})
 _log = logging.getLogger("probe")
 
 
-class TrainerMonitorV2:
+class TrainerMonitorV2(CheckedAttributes):
     """Monitor of a training run, with the calls of msprobe's Monitor V2.
 
     Args:
@@ -37,18 +41,25 @@ class TrainerMonitorV2:
         ValueError: for a framework of another name.
     """
 
+    monitor: Monitor | None = None
+    """The monitor that records, from :meth:`start` on."""
+
+    @arguments.checked("config_path, fr=None")
     def __init__(self, config_path: str | os.PathLike[str] | Mapping[str, Any], fr: str | None = None) -> None:
-        self.config: MonitorV2Config = read_monitor_v2(config_path)
-        """The configuration."""
+        self._reported = set()
+        self._config = read_monitor_v2(config_path)
         framework = self.config.framework if fr is None else FRAMEWORKS.get(str(fr).strip().lower())
         if framework is None:
             names = ", ".join(FRAMEWORKS)
             raise ValueError(f"TrainerMonitorV2: fr: expected one of {names}, got {fr!r}; pass the framework in use")
         self._class: type[Monitor] = import_module(f"probe.{framework}").TrainerMon
-        self.monitor: Monitor | None = None
-        """The monitor that records, from :meth:`start` on."""
         self._mark: StepMark | None = None
         self._warns = True
+
+    @property
+    def config(self) -> MonitorV2Config:
+        """The configuration."""
+        return self._config
 
     def start(self, model: Any = None, optimizer: Any = None, **context: Any) -> None:
         """Attach to a model and its optimizer; a second call begins another run.
@@ -63,17 +74,20 @@ class TrainerMonitorV2:
         Raises:
             ValueError: for a missing model or optimizer, and for parts of names that no module has.
         """
-        if self.monitor is not None:
-            self.monitor.stop()
         if model is None:
             raise ValueError("TrainerMonitorV2.start: model: expected a model, got None; call start(model=model, ...)")
+        self.stop()
+        for _, each in _stages(model):
+            self._class.framework.hooks.check_model(each, Settings.model_validate({}))
         if optimizer is None:
             optimizer = self._mark = self._stand_in(model)
         passed = {name: context.pop(name) for name in _ATTACHING & context.keys()}
         counts = (context.pop(name, None) for name in ("micro_batch_number", "grad_acc_steps"))
         accumulated = next((count for count in (*self._micro_batches(), *counts) if count is not None), 1)
-        if context:
-            _log.info("TrainerMonitorV2.start: passed over: %s", ", ".join(context))
+        for name in context:
+            close = nearest(name, (*arguments.NAMES, "micro_batch_number"))
+            level, hint = (logging.WARNING, f"; did you mean {close}?") if close else (logging.INFO, "")
+            _log.log(level, "TrainerMonitorV2.start: %s: passed over%s", name, hint)
         monitor = self._class(self.config.settings(self._targets(model)))
         monitor.set_monitor(model, optimizer=optimizer, grad_acc_steps=accumulated, **passed)
         self.monitor = monitor

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from probe.core.config.schema import Settings
 from probe.core.door import attempt, count, succeeds
@@ -23,6 +24,9 @@ from probe.core.rules.evaluate import find
 
 FINDINGS_KEPT = 1000
 NEWS_KEPT = 100
+REMOVED = (
+    "{}: the folder was removed while the run writes to it, with the steps in it: leave it until the run has ended"
+)
 SnapshotListener = Callable[[Snapshot], None]
 """Function that receives every step with its findings, on the delivery thread."""
 Judged = Callable[[int, Sequence[Finding]], None]
@@ -53,6 +57,10 @@ class Writer:
         """Rules of the latest configuration, with the values from which they were made."""
         self._chosen_sinks: list[tuple[object, Sink]] = []
         self._chosen_history: tuple[int, HistoryBuffer | None] = 0, None
+        self._folder: Path | None = None
+        """The run's directory; None if no row is written."""
+        self._is_there = False
+        """True if the directory was there at the latest write: a program may remove it."""
         self._made: set[str] = set()
         """Names of all sinks made so far."""
         self._rules: Sequence[Rule] = ()
@@ -89,6 +97,7 @@ class Writer:
         rules, sinks = self._rules_of(settings), self._sinks_of(settings, context)
         self._chosen_rules, self._chosen_sinks = rules, sinks
         self._made.update(settings.formats)
+        self._folder = context.directory if sinks else None
         if settings.history != self._chosen_history[0]:
             self._chosen_history = settings.history, HistoryBuffer(settings.history) if settings.history else None
         _, history = self._chosen_history
@@ -178,6 +187,9 @@ class Writer:
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def _put(self, snapshot: Snapshot) -> None:
+        was_there, self._is_there = self._is_there, self._folder is not None and self._folder.is_dir()
+        if was_there and not self._is_there:
+            self._faults.note("output", FileNotFoundError(REMOVED.format(self._folder)))
         for sink in self._sinks:
             try:
                 sink.write(snapshot)

@@ -151,6 +151,12 @@ class OwnProgress(ProgressSource, Protocol):
         """Return the progress at this moment."""
 
 
+def stillness(row: ProgressRow | None, progress: ProgressSource, budget: Budget, now: int) -> float:
+    """Return the seconds since the last progress ``row`` if they exceed the budget at ``now``, else 0."""
+    is_over = row is not None and RankBudget(progress, budget).left(row, now) < 0
+    return (now - row.time) / 1e9 if row is not None and is_over else 0.0
+
+
 class OwnBudget:
     """Budget of this rank, as it judges itself.
 

@@ -64,9 +64,12 @@ class RunJudges:
         """Return the memory of each rule, by its name and place."""
         return {f"{place}:{name}": rule.state_dict() for place, (name, rule) in enumerate(self._rules)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory of the rules that ``state`` has; ignore the rest."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> int:
+        """Restore the memory of the rules that ``state`` has, and return their number; ignore the rest."""
+        restored = 0
         for place, (name, rule) in enumerate(self._rules):
             memory = state.get(f"{place}:{name}") if isinstance(state, Mapping) else None
             if isinstance(memory, Mapping):
                 rule.load_state_dict(memory)
+                restored += 1
+        return restored

@@ -239,8 +239,9 @@ class RunNumbers:
             given = float(seconds)
             if self._marks is not None:
                 self._marks.promise(given)
-        except (TypeError, ValueError, OverflowError) as error:  # nothing of ours raises into training
-            self._faults.note("promise", error.with_traceback(None))
+        except (TypeError, ValueError, OverflowError):  # nothing of ours raises into training
+            wrong = ValueError(f"expected a number of seconds, got {writable(seconds)[:80]}")
+            self._faults.note("promise", wrong)
 
     def listen(self, listener: Listener) -> Remove:
         """Call ``listener`` with every step, on the thread; return a function that ends this."""
@@ -357,9 +358,9 @@ class RunNumbers:
         """Return the memory of the rules, of values that JSON can hold."""
         return self._judges.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory of the rules."""
-        self._judges.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> int:
+        """Restore the memory of the rules; return the number of those that were restored."""
+        return self._judges.load_state_dict(state)
 
     def flush(self, timeout: float) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""

@@ -102,6 +102,10 @@ class WatchSummary(NamedTuple):
     """Steps in which everything was collected."""
     cost: tuple[float, float] = (math.nan, math.nan)
     """Seconds of probe, and of the steps without it; NaN if they are unknown."""
+    still: float = 0.0
+    """Seconds for which it had stood still when it was ended; 0 if it had not."""
+    budget: tuple[float, ...] = ()
+    """Arguments of the budget by which that is judged."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as values that JSON can hold."""
@@ -126,6 +130,7 @@ class WatchSummary(NamedTuple):
             **{name: unpacked(fields[name]) for name in ("why", "preflight")},
             "deep": tuple(DeepSteps(**{**steps, "kinds": tuple(steps["kinds"])}) for steps in fields["deep"]),
             "cost": tuple(fields["cost"]),
+            "budget": tuple(fields["budget"]),
         }
         return cls(**{**fields, **parsed})
 
@@ -156,13 +161,14 @@ class RunReport(NamedTuple):
     files: str
     """Folder of its files; empty if nothing is written."""
     unknown: str
-    """Clause about ranks that were killed before they could report; empty if there are none."""
+    """Clause about ranks that were killed before they could report, or stood still; empty if there are none."""
     change: str = ""
     """Clause about the loss before and after; empty if the verdict is not about it."""
 
     def line(self) -> str:
         """Return the report as one line."""
-        return joined("; ", [*self.facts, *filter(None, [self.unknown or self.verdict.line(), self._files])])
+        verdict = self.verdict.line() if self.verdict.kind or not self.unknown else ""
+        return joined("; ", [*self.facts, *filter(None, [self.unknown, verdict, self._files])])
 
     def lines(self, picture: VerdictPicture | None = None, blocks: bool = True, width: int = 0) -> list[str]:
         """Return the report for a terminal: the verdict first, then what was watched.
@@ -247,6 +253,23 @@ def _steps(ranks: Sequence[WatchSummary]) -> str:
 
 
 def _unknown(ranks: Sequence[WatchSummary]) -> str:
+    return joined("; ", [*filter(None, [_killed(ranks), _still(ranks)])])
+
+
+def _still(ranks: Sequence[WatchSummary]) -> str:
+    still = [summary for summary in ranks if summary.still]
+    if not still:
+        return ""
+    return message(
+        "{ranks} stood still for {seconds:.0f} s after step {step}, until the end: with "
+        '"run": {{"hang": {{"enable": true}}}} in a configuration the stacks are written',
+        ranks=on_ranks([summary.rank for summary in still]),
+        seconds=max(summary.still for summary in still),
+        step=min(summary.step for summary in still) - 1,
+    )
+
+
+def _killed(ranks: Sequence[WatchSummary]) -> str:
     killed = [summary for summary in ranks if not summary.ended]
     if not killed:
         return ""

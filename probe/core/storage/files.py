@@ -14,6 +14,7 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
+from probe.core.language import message
 from probe.core.messages import plural
 from probe.core.storage.location import Location, Place
 
@@ -241,6 +242,23 @@ def replace_text(path: Path, text: str, private: bool = False) -> None:
     """Write a text file in one move, as :func:`replacing` does."""
     with replacing(path, private) as file:
         file.write(text)
+
+
+def check_target(out: Path) -> None:
+    """Check that a file can be written as ``out``.
+
+    Raises:
+        ValueError: if its folder is missing, or if something else has its name.
+    """
+    if not out.parent.is_dir():
+        reason = message("there is no folder {folder}: make it first", folder=out.parent)
+    elif out.exists() and not out.is_file():
+        reason = message("this is a {kind}: choose another name", kind=message("folder" if out.is_dir() else "device"))
+    else:
+        return
+    raise ValueError(
+        message("{out}: expected the name of a file in a directory that exists; {reason}", out=out, reason=reason)
+    )
 
 
 def append_line(path: Path, line: str) -> None:

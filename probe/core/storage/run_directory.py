@@ -148,7 +148,8 @@ def advised(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = f"cannot write to {root}: {error.strerror}; set MONITOR_OUTPUT_DIR to a directory that can be written"
+        remedy = "set MONITOR_OUTPUT_DIR, or output_dir in the configuration, to a directory that can be written"
+        advice = f"cannot write to {root}: {error.strerror}; {remedy}"
         advised_error = type(error)(advice)
         advised_error.errno = error.errno
         raise advised_error from None

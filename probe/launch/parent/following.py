@@ -111,7 +111,7 @@ def follow(command: Sequence[str], environ: dict[str, str], is_reporting: bool =
 
     Args:
         environ: environment of the program, to which the name of the board is added.
-        is_reporting: whether to report that nothing was watched of a program that has ended well.
+        is_reporting: whether to report that nothing was watched.
     """
     started = _started(command, environ)
     if started is None:
@@ -121,7 +121,7 @@ def follow(command: Sequence[str], environ: dict[str, str], is_reporting: bool =
     status = program.wait(vigil.look)
     try:
         end_within(END_SECONDS, status, vigil.late)
-        vigil.report(is_reporting and not status)
+        vigil.report(os.waitstatus_to_exitcode(status), is_reporting)
         board.remove()
     finally:
         end_as(status)

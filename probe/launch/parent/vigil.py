@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -29,6 +30,10 @@ COLOURS = {"info": 32, "warning": 31}
 NOTHING = message(
     "nothing was watched on this machine: no process of the program made an optimizer of torch or MindSpore; give the "
     "script that trains"
+)
+ENDED = message(
+    "nothing was watched on this machine: the program ended with {status} before it made an optimizer of torch or "
+    "MindSpore"
 )
 MOST_RUNS = 5
 """Number of runs of a program that are reported one by one."""
@@ -71,11 +76,15 @@ class Vigil:
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the wait for the program
             self._failure = f"ranks were not compared: {type(error).__name__}: {error}"
 
-    def report(self, is_reporting: bool = True) -> None:
-        """Write the closing lines to standard error; with ``is_reporting`` also if nothing was watched."""
+    def report(self, status: int = 0, is_reporting: bool = True) -> None:
+        """Write the closing lines to standard error; with ``is_reporting`` also if nothing was watched.
+
+        Args:
+            status: exit code of the program; negative: the number of the signal that ended it.
+        """
         self.look(last=True)
         try:
-            lines = self._lines(is_reporting)
+            lines = self._lines(status, is_reporting)
             self._ready = True
             for text, level in lines:
                 complain(text, level, COLOURS.get(level, 0))
@@ -88,9 +97,11 @@ class Vigil:
             command = " ".join(["probe anomalies", *filter(None, [self._files and quote(self._files)])])
             complain(message("the report is not ready in time: `{command}` prints it", command=command), "warning")
 
-    def _lines(self, is_reporting: bool) -> list[tuple[str, str]]:
+    def _lines(self, status: int, is_reporting: bool) -> list[tuple[str, str]]:
         if next(self._folder.glob(SUMMARIES), None) is None:
-            return [(NOTHING, "info")] if is_reporting and not (self._folder / REASON).exists() else []
+            how = message("exit code {status}", status=status) if status > 0 else signal.Signals(-status or 1).name
+            text = message(ENDED.template, status=how) if status else NOTHING
+            return [(text, "info")] if is_reporting and not (self._folder / REASON).exists() else []
         lines: list[tuple[str, str]] = []
         watched = [summary for summary in self._summaries() if summary.steps or not summary.ended]
         runs = [*_runs(watched).values()]
@@ -122,12 +133,18 @@ class Vigil:
 
     def _followed(self, summary: WatchSummary) -> WatchSummary:
         """Return the summary of a process that was killed as its lines continue it."""
+        from probe.core.run_state.budget import Budget, stillness
+        from probe.core.run_state.progress_file import SUFFIX, ProgressReader
         from probe.core.sentinel.rank_lines import LinesReader
 
         for path in self._folder.glob(f"rank{summary.rank}-{summary.pid}{LINES}"):
             with suppress(OSError, ValueError):
                 for line in LinesReader(path).news():
                     summary = _latest(summary, line)
+        with suppress(OSError, ValueError, TypeError):
+            progress = ProgressReader(self._folder / f"rank{summary.rank}-{summary.pid}{SUFFIX}")
+            still = stillness(progress.row(), progress, Budget(*summary.budget), time.monotonic_ns())
+            summary = summary._replace(still=still)
         return summary
 
     def _summaries(self) -> list[WatchSummary]:

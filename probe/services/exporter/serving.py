@@ -95,12 +95,19 @@ def check(options: ExporterOptions) -> None:
             )
     for folder in options.progress:
         if folder.exists() and not folder.is_dir():
-            raise ServerError(message("--progress {folder}: expected a directory", folder=folder))
+            raise ServerError(
+                message(
+                    "--progress {folder}: expected a directory; this is a file: name the folder that it is in",
+                    folder=folder,
+                )
+            )
         if not folder.exists():
             _log.warning("--progress %s: not there yet; it is looked for at each scrape", folder)
     for file in options.json_files:
         if file.is_dir():
             raise ServerError(message("--json-file {file}: expected a file, got a directory", file=file))
+        if not file.exists():
+            _log.warning("--json-file %s: not there yet; it is looked for at each scrape", file)
     if options.device_command:
         _check_command(options)
 

@@ -73,19 +73,19 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
         from probe.services.server.app import application
         from probe.services.server.service import HeartbeatService
         from probe.services.web.serving import ServingLimits, WebServer
-    if options.token is None and not is_loopback(options.host):
-        raise ServerError(
-            message(
-                "--listen {host}:{port}: expected a token, since other machines can connect; write one to a file for "
-                "--token-file, or into the variable {token_variable}: openssl rand -hex 32",
-                host=options.host,
-                port=options.port,
-                token_variable=TOKEN_VARIABLE,
-            )
-        )
     faults, committed = Faults(), list[bool]()
     with ExitStack() as stack:
         listening = stack.enter_context(bound(options.host, options.port))
+        if options.token is None and not is_loopback(options.host):
+            raise ServerError(
+                message(
+                    "--listen {host}:{port}: expected a token, since other machines can connect; write one to a file "
+                    "for --token-file, or into the variable {token_variable}: openssl rand -hex 32",
+                    host=options.host,
+                    port=options.port,
+                    token_variable=TOKEN_VARIABLE,
+                )
+            )
         alerts = alert_sender(options.settings, options.database.parent, faults)
         stack.callback(
             alerts.close, ALERT_SECONDS if options.settings is None else options.settings.alert.grace_seconds
@@ -144,7 +144,7 @@ class DeadManSwitch:
     """
 
     def __init__(self, address: str, works: Callable[[float], bool], every_seconds: float = EVERY_SECONDS) -> None:
-        self._address = checked_address(address, "dead man's address")
+        self._address = checked_address(address, "--dead-man, the dead man's address")
         self._client = DeadlineClient("The dead man's switch", self._address)
         self._works, self._every_seconds = works, every_seconds
         self._worker: Worker | None = None

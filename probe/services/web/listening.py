@@ -69,8 +69,12 @@ def _text(host: str, port: int) -> str:
 
 
 def _reason(error: OSError) -> Message:
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return message("this machine has no such address; expected HOST:PORT, such as 127.0.0.1:8090")
+    if error.errno == errno.EADDRINUSE:
+        return message("another program listens there; choose another port")
+    if error.errno == errno.EACCES:
+        return message("ports below 1024 are the administrator's; choose a higher one")
     return joined("", [error.strerror or str(error)])
 
 
@@ -90,10 +94,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listening.bind((host, port))
             listening.listen(BACKLOG)
         except OSError as error:
-            is_in_use = error.errno == errno.EADDRINUSE
-            reason = message("another program listens there; choose another port") if is_in_use else _reason(error)
             raise ServerError(
-                message("--listen {at}: cannot listen: {reason}", at=_text(host, port), reason=reason)
+                message("--listen {at}: cannot listen: {reason}", at=_text(host, port), reason=_reason(error))
             ) from None
         yield listening
     finally:

@@ -45,7 +45,9 @@ def secret_in(file: Path, option: str) -> str:
     names = {"option": option, "file": file}
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise ServerError(message("{option} {file}: expected a regular file", **names))
+            text = "{option} {file}: expected a file with one line; this is a {kind}: name another"
+            kind = message("folder" if file.is_dir() else "device")
+            raise ServerError(message(text, kind=kind, **names))
         check_private(file, option)
         text = file.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
@@ -60,7 +62,9 @@ def secret_in(file: Path, option: str) -> str:
             )
         ) from None
     if not text or "\n" in text:
-        raise ServerError(message("{option} {file}: expected one line", **names))
+        content = message("several" if text else "an empty file")
+        text = "{option} {file}: expected one line, got {content}; `openssl rand -hex 32 > {file}` writes one"
+        raise ServerError(message(text, content=content, **names))
     register(text)
     return text
 

@@ -73,7 +73,9 @@ def read(path: Path) -> NameMap:
     try:
         content = yaml.safe_load(text) if is_yaml else json.loads(text)
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: expected {'YAML' if is_yaml else 'JSON'}; {error}") from None
+        mark = getattr(error, "problem_mark", None)
+        at = f"line {mark.line + 1} column {mark.column + 1}: {getattr(error, 'problem', '')}" if mark else str(error)
+        raise ValueError(f"{path}: expected {'YAML' if is_yaml else 'JSON'}; {at}; correct it") from None
     problems = _problems(content)
     if problems:
         raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))

@@ -231,8 +231,9 @@ class Sides:
         micro_stepped = self.census.micro_stepped
         common = {s: n for s, n in shared.items() if _alike(micro_stepped("a", s), micro_stepped("b", n))}
         if not common:
+            unlike = f"; {', '.join(shared)} of one has micro steps, or no row that can be read" if shared else ""
             raise ValueError(
-                f"the runs have no signal in common: A has {', '.join(a) or 'none'}; B {', '.join(b) or 'none'}"
+                f"the runs have no signal in common: A has {', '.join(a) or 'none'}; B {', '.join(b) or 'none'}{unlike}"
             )
         ops = {op for signal in common for op in self.census.numbers("a", signal)}
         are = f"; there are {', '.join(sorted(ops))}"

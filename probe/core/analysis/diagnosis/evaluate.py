@@ -286,9 +286,12 @@ def formats(run: RecordedRun) -> tuple[str, ...]:
 def nothing_judged(run: RecordedRun) -> str:
     """Sentence that explains why nothing of a run could be judged."""
     named = formats(run)
-    written = message("formats that no manifest names")
-    if named:
-        written = message("formats {formats}" if len(named) > 1 else "format {formats}", formats=", ".join(named))
+    if not named:
+        return message(
+            "nothing could be judged: there is no row in csv, parquet or sqlite that can be read, and no manifest "
+            "names a format; give the folder as the run has written it"
+        )
+    written = message("formats {formats}" if len(named) > 1 else "format {formats}", formats=", ".join(named))
     if set(named) & set(READ):
         return message("nothing could be judged: {formats}, and there is no row that can be read", formats=written)
     return message("nothing could be judged: {formats}; rows are in csv, parquet and sqlite", formats=written)

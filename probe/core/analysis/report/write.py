@@ -40,7 +40,7 @@ from probe.core.analysis.report.findings import (
 from probe.core.language import is_active, message
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
-from probe.core.storage.files import replacing
+from probe.core.storage.files import check_target, replacing
 from probe.core.storage.layout import STAGE
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
@@ -141,14 +141,6 @@ def write_report(
     with replacing(out) as file:
         file.write(static_page(f"{root.resolve().name} – probe", answers, cells))
     return Written(out, out.stat().st_size, len(run.ranks), known.number, problems, diagnosis)
-
-
-def check_target(out: Path) -> None:
-    """Raise ValueError if no report can be written to ``out``."""
-    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise ValueError(
-            message("{out}: expected the name of a file in a directory that exists, such as report.html", out=out)
-        )
 
 
 def _description(
