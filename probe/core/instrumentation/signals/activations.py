@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -183,14 +184,12 @@ class ActivationListener:
 
     def _listen(self, part: str, call: int, micro_step: int) -> Callable[[Tensor], None]:
         """Return a function that records a gradient, unless the step has ended meanwhile."""
-        run, record, step = self._run, self._record, self._run.clock.step
+        return partial(self._received, part, call, micro_step, self._run.clock.step)
 
-        def listen(gradient: Tensor) -> None:
-            clock = run.clock
-            if clock.step == step and not clock.searching and run.in_training_backward():
-                record("actv_grad", part, gradient, micro_step, call)
-
-        return listen
+    def _received(self, part: str, call: int, micro_step: int, step: int, gradient: Tensor) -> None:
+        clock = self._run.clock
+        if clock.step == step and not clock.searching and self._run.in_training_backward():
+            self._record("actv_grad", part, gradient, micro_step, call)
 
     def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
         """Return the parts that the place's element selector selects; without a selector, all."""
