@@ -216,6 +216,10 @@ class Recorder:
         self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
         self._failed, self._distribution = failed, distribution
         self._slab, self._nothing = Slab(self.columns, eps), nothing(self.columns)[np.newaxis]
+        self._reads = self._slab.writes
+        """True if the compiled pass computes every column."""
+        self._reads_scaled = self._reads and "below" not in self.columns
+        """True if it does of values that are too large by a factor, too."""
         self._before_rows: dict[str, dict[Key, Row]] = {}
         self._forms: dict[str, _Form] = {}
         self.clear()
@@ -269,10 +273,6 @@ class Recorder:
         self._put(signal, micro_stepped).put(key, row)
         self._calls += 1
 
-    def _reads(self, scale: Tensor | None) -> bool:
-        """Return whether the compiled pass computes every column, and only values are ``scale`` times too large."""
-        return self._slab.writes and (scale is None or "below" not in self.columns)
-
     def _host_place(self, tensor: Tensor | Shard) -> HostPlace | None:
         """Return where the compiled pass can read ``tensor``; None if it cannot."""
         try:
@@ -285,7 +285,7 @@ class Recorder:
 
     def _read(self, tensor: Tensor | Shard, scale: Tensor | None, shared: bool) -> Reading:
         """Return the reading of one tensor; of one that was recorded in this step as it is, the same again."""
-        place = self._host_place(tensor) if self._reads(scale) else None
+        place = self._host_place(tensor) if (self._reads if scale is None else self._reads_scaled) else None
         if not shared or (place is not None and place[1] <= SHARED):
             return self._reduce(tensor, place, scale)
         identity, alive = self._tensors.identity(tensor.tensor if type(tensor) is Shard else tensor)
@@ -330,7 +330,7 @@ class Recorder:
 
     def _read_all(self, tensors: Sequence[Tensor | Shard], scale: Tensor | None) -> list[Reading | None]:
         """Return the readings of the tensors that the compiled pass reads where they lie; None for others."""
-        if not self._reads(scale):
+        if not (self._reads if scale is None else self._reads_scaled):
             return [None] * len(tensors)
         places = [*map(self._host_place, tensors)]
         here = [place for place in places if place is not None]

@@ -222,9 +222,9 @@ def replacing(path: Path, private: bool = False) -> Iterator[TextIO]:
     Raises:
         OSError: if it cannot be written, or if ``path`` is no regular file: a device would be gone afterwards.
     """
-    with _hidden(path, private) as temporary:
-        with _made(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            yield file
+    text = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+    with _hidden(path, private) as temporary, _made(temporary, "w", **text) as file:
+        yield file
 
 
 def replace_text(path: Path, text: str, private: bool = False) -> None:

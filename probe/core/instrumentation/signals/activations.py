@@ -97,13 +97,14 @@ class ActivationListener:
         self.inner = bool(module.full)
         """True if this is a module of a model, not the whole model."""
         self._wants_gradients = "input_grad" in places or "output_grad" in places
-        self.drop_step()
+        self._calls: dict[tuple[str, int], Iterator[int]] = {}
+        self._to_come: dict[int | None, deque[int]] = {}
 
     def drop_step(self) -> bool:
         """Drop the rest of a step; return true if the module ran in it."""
-        ran = bool(getattr(self, "_calls", None))
-        self._calls: dict[tuple[str, int], Iterator[int]] = {}
-        self._to_come: dict[int | None, deque[int]] = {}
+        ran = bool(self._calls)
+        self._calls.clear()
+        self._to_come.clear()
         return ran
 
     def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
