@@ -405,9 +405,7 @@ class Recorder:
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
         return self._pending(dict(chosen), self._slab.rows, {})
 
-    def _pending(
-        self, readings: dict[str, Readings], rows: Callable[[], Array], forms: dict[str, _Form]
-    ) -> Pending:
+    def _pending(self, readings: dict[str, Readings], rows: Callable[[], Array], forms: dict[str, _Form]) -> Pending:
         """Return ``readings``, with the ``rows`` of the slab, after the held tensors have been reduced together."""
         if self._held:
             first = len(self._held_rows)
