@@ -252,7 +252,7 @@ def test_a_drained_recorder_begins_anew(tensors: NumPy) -> None:
 
 
 def test_a_step_may_differ_from_the_one_before(tensors: NumPy) -> None:
-    """A step that is like the one before but for a name, a shape, its order or a row less has the batch of a first step."""
+    """A step that differs from the one before in a name, a shape, its order or a row has the batch of a first step."""
     recorder = recorder_of(tensors)
     a, b, c, longer = ("a", Array(1, 2)), ("b", Array(3, 5)), ("c", Array(3, 5)), ("b", Array(3, 4, 5))
     steps: list[tuple[list[tuple[str, Array]], str]] = [([a, b], ""), ([a, c], ""), ([a, longer], "")]
