@@ -20,6 +20,10 @@ from probe.pytorch.dtensor import add
 from probe.pytorch.modes import unseen
 
 
+Edge = tuple[Node | None, int]
+"""A node, or None where no gradient goes on, and the number of its output."""
+
+
 class Inputs(NamedTuple):
     """Edges along which gradients of a module's inputs will arrive."""
 
@@ -55,7 +59,7 @@ def on_input_gradients(
     inputs: Inputs, outputs: Sequence[torch.Tensor], listeners: Sequence[Callable[[torch.Tensor], None]], guard: Guard
 ) -> None:
     """Listen to the gradient of each watched input through the graph that leads from it to ``outputs``."""
-    targets: dict[tuple[Node, int], list[Callable[[torch.Tensor], None]]] = {}
+    targets: dict[Edge, list[Callable[[torch.Tensor], None]]] = {}
     for edge, listen in zip(inputs.edges, listeners, strict=True):
         if edge is not None:
             targets.setdefault(edge, []).append(listen)
@@ -94,11 +98,11 @@ def _pass_gradient(listen: Callable[[torch.Tensor], None], gradient: torch.Tenso
 
 
 def _consumers(
-    inputs: Inputs, outputs: Sequence[torch.Tensor], targets: Container[tuple[Node, int]]
-) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
+    inputs: Inputs, outputs: Sequence[torch.Tensor], targets: Container[Edge]
+) -> dict[Edge, list[tuple[Node, int]]]:
     """Return for each watched input the nodes made since the module began whose gradients flow into it, each with the
     number of its gradient."""
-    consumers: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
+    consumers: dict[Edge, list[tuple[Node, int]]] = {}
     waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen: set[Node] = set()
     while waiting:
