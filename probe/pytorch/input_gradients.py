@@ -19,7 +19,6 @@ from probe.pytorch import compiled
 from probe.pytorch.dtensor import add
 from probe.pytorch.modes import unseen
 
-
 Edge = tuple[Node | None, int]
 """A node, or None where no gradient goes on, and the number of its output."""
 
@@ -64,13 +63,13 @@ def on_input_gradients(
         if edge is not None:
             targets.setdefault(edge, []).append(listen)
     consumers = _consumers(inputs, outputs, targets)
-    for edge, places in consumers.items():
+    for target, places in consumers.items():
         if len(places) == 1:
-            (node, index), listening = places[0], targets[edge]
+            (node, index), listening = places[0], targets[target]
             node.register_hook(guard(partial(_pass_only_gradient, index, listening)))
             continue
         at_end = Variable._execution_engine.queue_callback
-        total = EdgeSum(len(places), targets[edge], guard, add=_add, at_end=at_end)
+        total = EdgeSum(len(places), targets[target], guard, add=_add, at_end=at_end)
         for node, index in places:
             node.register_hook(guard(lambda grads, _, index=index, total=total: total.add(grads[index])))
     for tensor in outputs:  # an input that is returned unchanged has no node of its own
