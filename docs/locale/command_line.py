@@ -117,12 +117,11 @@ def words() -> Iterator[str]:
     from probe.core.checks import CHECKS
     from probe.core.checks.check import GRADES
     from probe.core.config.parse import KINDS
+    from probe.core.config.reference import entries, form_of, judges
     from probe.core.judged_findings import BATCH
     from probe.core.naming import SIGNALS
     from probe.core.prechecks import PRECHECKS
     from probe.core.prechecks.parameters import CONVENTIONS
-    from probe.core.rules import RULES
-    from probe.core.run_state.rules import RUN_RULES
     from probe.core.sentinel.run_account import SIGNALS_OF
     from probe.core.verdict import SWITCH_ON
 
@@ -144,11 +143,13 @@ def words() -> Iterator[str]:
         *NEXT.values(),
         *GRADES,
         SWITCH_ON,
-        *(text for check in CHECKS.values() for text in (check.name, check.remedy, check.lacks)),
-        *(text for check in PRECHECKS.values() for text in (check.name, check.remedy)),
+        *(text for check in CHECKS.values() for text in (check.name, check.lacks)),
+        *PRECHECKS,
         *REASONS,
         *(convention.meaning for convention in CONVENTIONS),
-        *(rule.title for rule in (*RULES.values(), *RUN_RULES.values())),
+        *(text for entry in entries() for text in (form_of(entry), entry.meaning)),
+        *(entry.range for entry in entries() if "name" not in entry.type),
+        *(text for judge in judges() for text in (*judge[1:-1],) if text),
         *SIGNALS_OF.values(),
         *COMPARED,
         BATCH,

@@ -8,11 +8,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from probe.cli.config import explain
+from probe.core.config.reference import judges
+from probe.core.language import _active, _catalogue
 from tests.core.analysis.causes_data import bad, everything_after, write_run
 from tests.quick_python import probe_command
 from tests.required import require
@@ -27,6 +30,8 @@ NO_PROCESS = 2**22 + 1
 """Number that Linux gives no process."""
 AT = 20
 NAN = everything_after(AT, (0, 1), bad(("actv", 1, AT, "b.output"), ("grad_reduced", 0, AT, "a.weight")))
+ENGLISH = re.compile(r"[a-z]+(?: [a-z]+){2,}")
+"""Three words of a sentence."""
 NAMES = re.compile(r"[\w./-]*[./_-][\w./-]*|Anomaly\w+|NaN|Inf|norm|nan|ranks?|actv|inf")
 
 
@@ -118,6 +123,32 @@ def test_problems_of_a_configuration_are_in_chinese(tmp_path: Path) -> None:
     assert "opps: 未知的配置项；是否想写 ops？" in "".join(lines)
     assert "format[0]: 应为 csv" in "".join(lines)
     assert '实际为 "cvs"；是否想写 csv？' in "".join(lines)
+
+
+@pytest.fixture
+def in_chinese(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is a command line in Chinese."""
+    monkeypatch.setenv("LANGUAGE", "zh_CN")
+    _active.append(True)
+    _catalogue.cache_clear()
+    yield
+    _active.clear()
+    _catalogue.cache_clear()
+
+
+@pytest.mark.usefixtures("in_chinese")
+def test_keys_rules_and_checks_are_explained_in_chinese(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, each line; the names, types and defaults of keys are there, and JSON is English."""
+    for name in ("", *(judge.name for judge in judges())):
+        explain(name)
+    shown = capsys.readouterr().out
+    assert ENGLISH.findall(re.sub("`[^`]*`", "", shown)) == []
+    assert [block for block in shown.split("\n\n") if not CHINESE.search(block)] == []
+    assert "\nalert.rules.args.threshold（AnomalyTurbulence）：数（>= 0），必填\n" in shown
+    explain("eps", short=True)
+    assert capsys.readouterr().out == "eps：数（>= 0），默认 1e-08\n    op zeros 统计小于此幅值的元素。\n"
+    explain("eps", as_machine=True)
+    assert not CHINESE.search(capsys.readouterr().out)
 
 
 def test_help_is_in_chinese() -> None:
