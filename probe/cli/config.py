@@ -73,21 +73,21 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 def _plain(entry: KeyReference, short: bool) -> str:
     """Return the text about a key, in the language of the command line."""
-    told = entry._replace(meaning=looked_up(entry.meaning))
+    local = entry._replace(meaning=looked_up(entry.meaning))
     name = message("{key} of {rule}", key=entry.key, rule=entry.rule) if entry.rule else entry.key
     form = message(form_of(entry), range=looked_up(entry.range))
     about = "{name}: {form}, required" if entry.default == "required" else "{name}: {form}, default {default}"
     default = message("none") if entry.default == "none" else entry.default
     head = translated(message(about, name=name, form=form, default=default))
-    return f"{head}\n{_indented(told.short if short else told.meaning)}"
+    return f"{head}\n{_indented(local.short if short else local.meaning)}"
 
 
 def _judge(judge: JudgeReference, short: bool) -> str:
     """Return the text about a rule or check: its finding, and where it is not shortened, its reasons and remedy."""
-    told = JudgeReference(judge.name, *map(looked_up, judge[1:]))
-    sees = translated(message("It sees {sees}.", sees=told.sees))
-    texts = [told.meaning, *([] if short else filter(None, (sees, told.why, told.remedy, told.source)))]
-    head = translated(joined(": ", (judge.name, told.kind, told.title)))
+    local = JudgeReference(judge.name, *map(looked_up, judge[1:]))
+    sees = translated(message("It sees {sees}.", sees=local.sees))
+    texts = [local.meaning, *([] if short else filter(None, (sees, local.why, local.remedy, local.source)))]
+    head = translated(joined(": ", (judge.name, local.kind, local.title)))
     return "\n".join([head, *map(_indented, texts)])
 
 
