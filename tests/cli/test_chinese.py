@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -15,7 +16,10 @@ import pytest
 
 from probe.cli.config import explain
 from probe.core.config.reference import judges
-from probe.core.language import _active, _catalogue
+from probe.core.language import _active, _catalogue, message, translated
+from probe.core.messages import HANDLER
+from probe.core.storage.problems import Problems
+from probe.core.storage.table_files import EXAMPLE, table_file
 from tests.core.analysis.causes_data import bad, everything_after, write_run
 from tests.quick_python import probe_command
 from tests.required import require
@@ -149,6 +153,31 @@ def test_keys_rules_and_checks_are_explained_in_chinese(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "eps：数（>= 0），默认 1e-08\n    op zeros 统计小于此幅值的元素。\n"
     explain("eps", as_machine=True)
     assert not CHINESE.search(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("in_chinese")
+def test_a_line_of_the_log_is_in_chinese_where_probe_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its values; the record, which other handlers get, stays English."""
+    _active.clear()
+    reason = message("step {step}", step=7)
+    record = logging.LogRecord("probe", logging.WARNING, "", 1, "not on this rank: %s", (reason,), None)
+    HANDLER.emit(record)
+    assert capsys.readouterr().err == "probe: 警告: 不在本 rank 上：第 7 步\n"
+    assert record.getMessage() == "not on this rank: step 7"
+
+
+@pytest.mark.usefixtures("in_chinese")
+def test_a_damaged_file_is_named_in_chinese(tmp_path: Path) -> None:
+    """With its line and the reason; files that are left out, too."""
+    problems, file, other = Problems(), tmp_path / "actv_0-0.csv", tmp_path / "a.csv"
+    file.write_text("vpp_stage,name,step,norm\n0,a,1,2\n0,b", encoding="utf-8")
+    other.write_text("", encoding="utf-8")
+    for path in (file, other):
+        table_file(path, problems)
+    assert [translated(line) for line in problems.lines()] == [
+        f"{file}:3: 最后一行不完整（3 字节）：已略去",
+        f"{other}: 名称应类似 {EXAMPLE}；不是监控的文件，已略去",
+    ]
 
 
 def test_help_is_in_chinese() -> None:

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
-from probe.core.language import joined, message
+from probe.core.language import Message, joined, message
 from probe.core.messages import plural
 from probe.core.naming import signal_of, tag
 from probe.core.output.sinks.context import SinkContext
@@ -80,7 +80,7 @@ class AnomalySink:
                 if self._before
                 else "First bad on rank {rank}: {text}",
                 rank=new[0].rank,
-                text=explain(new[0]),
+                text=_on_one_line(explain(new[0])),
             )
             number = plural(len(findings), " ({number} finding at this step)", " ({number} findings at this step)")
             more = "" if printed else message(number, number=len(findings))
@@ -130,6 +130,12 @@ def _count(rules: Counter[str], first: int, last: int) -> None:
             total, "and {number} more finding at {at} ({names})", "and {number} more findings at {at} ({names})"
         )
         logger.warning("%s", message(text, number=total, at=at, names=names))
+
+
+def _on_one_line(text: Message) -> str:
+    """Return a message; only one that has line breaks, of a name, loses its template."""
+    line = " ".join(text.splitlines())
+    return text if line == text else line
 
 
 def _is_non_finite(finding: Finding) -> bool:
