@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
-from probe.core.language import Message, joined, message
+from probe.core.language import joined, message
 from probe.core.messages import plural
 from probe.core.naming import signal_of, tag
 from probe.core.output.sinks.context import SinkContext
@@ -132,7 +132,7 @@ def _count(rules: Counter[str], first: int, last: int) -> None:
         logger.warning("%s", message(text, number=total, at=at, names=names))
 
 
-def _on_one_line(text: Message) -> str:
+def _on_one_line(text: str) -> str:
     """Return a message; only one that has line breaks, of a name, loses its template."""
     line = " ".join(text.splitlines())
     return text if line == text else line
