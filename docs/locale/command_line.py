@@ -37,7 +37,7 @@ LEVELS = ("warning", "error", "exception")
 """Methods of loggers whose lines are seen in a terminal."""
 BARE = re.compile(r"%(?:[.]\d)?[sdrfg]")
 """Fields of lines of a log."""
-SEPARATORS = (", ", "; ", ": ", " or ")
+SEPARATORS = (", ", "; ", ": ", " or ", " and ", ", and ")
 """Texts between the parts of joined messages; a space between sentences needs no translation."""
 
 
