@@ -31,6 +31,8 @@ NUMBER = re.compile(r"(?<![A-Za-z_\d.])\d[\d,]*(?:\.\d+)*(?:e-?\d+)?( ?(?:millio
 SCALES = {"million": 1_000_000, "万": 10_000, "亿": 100_000_000}
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 FIELD = re.compile(r"\{[^{}]*\}")
+VALUE = re.compile(r"%(?:[.]\d+)?[sdrf]")
+"""Values of a line of the log, which come in their order."""
 NAME = re.compile(r"\{[^{}]*\}|\w+(?:[./=]\w+)+")
 """Fields of templates, keys, paths and settings, which are no words of a sentence."""
 
@@ -48,7 +50,7 @@ def numbers(text: str) -> Counter[str]:
     return found
 
 
-def facts(text: str) -> dict[str, Counter[str]]:
+def facts(text: str) -> dict[str, Counter[Any]]:
     """Count what a translation may not change."""
     bare = TARGET.sub("]", CODE.sub(" ", text))
     return {
@@ -57,6 +59,7 @@ def facts(text: str) -> dict[str, Counter[str]]:
         "numbers": numbers(bare),
         "options": Counter(OPTION.findall(bare)),
         "fields": Counter(FIELD.findall(bare)),
+        "values in order": Counter(enumerate(VALUE.findall(text))),
     }
 
 
@@ -93,6 +96,7 @@ def faults(english: str, chinese: str) -> list[str]:
         ("第 12 步的损失见 [规则](rules.md#a)，用 `probe SQL` 和 --steps 查看，共 4,000 万行", "code"),
         ("第 12 步的损失见 [规则](rules.md#a)，用 `probe sql` 和 --step 查看，共 4,000 万行", "options"),
         ("第 12 步的亏损见 [规则](rules.md#a)，用 `probe sql` 和 --steps 查看，共 4,000 万行", "loss"),
+        ("第 12 步的损失 %s 见 [规则](rules.md#a)，用 `probe sql` 和 --steps 查看，共 4,000 万行", "values in order"),
         ("第 12 步的损失见 [规则](rules.md#a)，用 `probe sql`、{name} 和 --steps 查看，共 4,000 万行", "fields"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -30,21 +31,31 @@ TYPER = (
 """Texts of Typer, and of Click inside it, that it looks up in the domain of the process."""
 
 
-SEPARATORS = (", ", "; ", ": ")
+SERVERS = ("agents", "services", "view")
+"""Packages whose logs are of servers, and stay English."""
+LEVELS = ("warning", "error", "exception")
+"""Methods of loggers whose lines are seen in a terminal."""
+BARE = re.compile(r"%(?:[.]\d)?[sdrfg]")
+"""Fields of lines of a log."""
+SEPARATORS = (", ", "; ", ": ", " or ", " and ", ", and ")
 """Texts between the parts of joined messages; a space between sentences needs no translation."""
 
 
 def templates(package: Path) -> Iterator[str]:
     """Texts in the first argument of each call of ``message``, and those passed to it by way of ``_many``."""
     for path in sorted(package.rglob("*.py")):
+        logs = path.relative_to(package).parts[0] not in SERVERS
         tree = ast.parse(path.read_text("utf-8"))
         for function in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))):
-            yield from _of_function(function, {**_named(tree), **_named(function)})
+            yield from _of_function(function, {**_named(tree), **_named(function)}, logs)
 
 
-def _of_function(function: ast.AST, named: dict[str, list[ast.expr]]) -> Iterator[str]:
+def _of_function(function: ast.AST, named: dict[str, list[ast.expr]], logs: bool) -> Iterator[str]:
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            if logs and node.func.attr in LEVELS and ast.unparse(node.func.value) in ("_log", "logger"):
+                yield from (text for text in _texts(node.args[0], named) if any(map(str.isalpha, BARE.sub("", text))))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "message" and node.args:
                 yield from _texts(node.args[0], named)
             elif node.func.id == "NotApplicable" and node.args:
@@ -117,12 +128,11 @@ def words() -> Iterator[str]:
     from probe.core.checks import CHECKS
     from probe.core.checks.check import GRADES
     from probe.core.config.parse import KINDS
+    from probe.core.config.reference import entries, form_of, judges
     from probe.core.judged_findings import BATCH
     from probe.core.naming import SIGNALS
     from probe.core.prechecks import PRECHECKS
     from probe.core.prechecks.parameters import CONVENTIONS
-    from probe.core.rules import RULES
-    from probe.core.run_state.rules import RUN_RULES
     from probe.core.sentinel.run_account import SIGNALS_OF
     from probe.core.verdict import SWITCH_ON
 
@@ -144,11 +154,13 @@ def words() -> Iterator[str]:
         *NEXT.values(),
         *GRADES,
         SWITCH_ON,
-        *(text for check in CHECKS.values() for text in (check.name, check.remedy, check.lacks)),
-        *(text for check in PRECHECKS.values() for text in (check.name, check.remedy)),
+        *(text for check in CHECKS.values() for text in (check.name, check.lacks)),
+        *PRECHECKS,
         *REASONS,
         *(convention.meaning for convention in CONVENTIONS),
-        *(rule.title for rule in (*RULES.values(), *RUN_RULES.values())),
+        *(text for entry in entries() for text in (form_of(entry), entry.meaning)),
+        *(entry.range for entry in entries() if "name" not in entry.type),
+        *(text for judge in judges() for text in (*judge[1:-1],) if text),
         *SIGNALS_OF.values(),
         *COMPARED,
         BATCH,

@@ -18,9 +18,9 @@ from probe.core.config.foreign import monitor_of
 from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
 from probe.core.config.parse import content, is_python, parse, text_of
-from probe.core.config.reference import JudgeReference, KeyReference, entries, references
-from probe.core.language import message, translated
-from probe.core.messages import complain, printable_lines
+from probe.core.config.reference import JudgeReference, KeyReference, entries, form_of, references
+from probe.core.language import joined, looked_up, message, translated
+from probe.core.messages import complain, printable_lines, wrapped
 
 WIDE = 110
 """Characters of a line of text."""
@@ -72,19 +72,27 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _plain(entry: KeyReference, short: bool) -> str:
-    about = f"{entry.key}{f' of {entry.rule}' if entry.rule else ''}: {entry.type}"
-    about += f" ({entry.range})" if entry.range else ""
-    about += ", required" if entry.default == "required" else f", default {entry.default}"
-    meaning = entry.short if short else entry.meaning
-    return about + "\n" + textwrap.fill(meaning, WIDE, initial_indent="    ", subsequent_indent="    ")
+    """Return the text about a key, in the language of the command line."""
+    local = entry._replace(meaning=looked_up(entry.meaning))
+    name = message("{key} of {rule}", key=entry.key, rule=entry.rule) if entry.rule else entry.key
+    form = message(form_of(entry), range=looked_up(entry.range))
+    about = "{name}: {form}, required" if entry.default == "required" else "{name}: {form}, default {default}"
+    default = message("none") if entry.default == "none" else entry.default
+    head = translated(message(about, name=name, form=form, default=default))
+    return f"{head}\n{_indented(local.short if short else local.meaning)}"
 
 
 def _judge(judge: JudgeReference, short: bool) -> str:
     """Return the text about a rule or check: its finding, and where it is not shortened, its reasons and remedy."""
-    more = [f"It sees {judge.sees}.", judge.why, judge.remedy, judge.source]
-    texts = [judge.meaning, *([] if short else filter(None, more))]
-    filled = (textwrap.fill(text, WIDE, initial_indent="    ", subsequent_indent="    ") for text in texts)
-    return "\n".join([f"{judge.name}: {judge.kind}: {judge.title}", *filled])
+    local = JudgeReference(judge.name, *map(looked_up, judge[1:]))
+    sees = translated(message("It sees {sees}.", sees=local.sees))
+    texts = [local.meaning, *([] if short else filter(None, (sees, local.why, local.remedy, local.source)))]
+    head = translated(joined(": ", (judge.name, local.kind, local.title)))
+    return "\n".join([head, *map(_indented, texts)])
+
+
+def _indented(text: str) -> str:
+    return wrapped(f"    {text}", WIDE, 4)
 
 
 @app.command()

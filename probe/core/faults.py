@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from contextlib import AbstractContextManager
 
+from probe.core.language import message
+
 WINDOW_SECONDS = 60.0
 """Time in which the same fault is logged at most once."""
 MOST_LOGGED = 20
@@ -28,7 +30,7 @@ class Faults:
         consequence: what the log says of a fault.
     """
 
-    def __init__(self, consequence: str = "training goes on without it") -> None:
+    def __init__(self, consequence: str = message("training goes on without it")) -> None:
         self._consequence = consequence
         self._counts: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
@@ -54,7 +56,7 @@ class Faults:
                 _log.warning("further faults are counted, not logged: see monitor.faults and manifest.json")
                 return
             text, number = f"{kind}: {error}"[:300], self._counts[kind]
-            seen = f" (seen {number} times)" if number > 1 else ""
+            seen = message(" (seen {number} times)", number=number) if number > 1 else ""
             _log.warning("%s: %s%s", self._consequence, text, seen, exc_info=error if error.__traceback__ else None)
         except Exception:  # noqa: BLE001 - it is counted; an error without a text, or a log that fails, stops nothing
             self.lost(LOG, 1)

@@ -1,8 +1,8 @@
-"""Texts in the language of the terminal: what is raised, logged, sent and written in files is English everywhere.
+"""Texts in the language of the terminal: what is raised, sent and written in files is English everywhere.
 
 A :class:`Message` is English text that keeps the template that it was made of. Where the command line prints it,
 :func:`translated` looks the template up in the catalogue in ``probe/locale``, which is read at the first use. Outside
-of the command line nothing is looked up and nothing is read.
+of the command line only a line of the log that probe itself writes to the terminal is looked up.
 """
 
 from __future__ import annotations
@@ -154,14 +154,15 @@ def activate() -> None:
 
     It needs a catalogue, and standard output and error that can encode it.
     """
-    if gettext.find(DOMAIN, FOLDER) and _can_print(sys.stdout) and _can_print(sys.stderr):
+    if gettext.find(DOMAIN, FOLDER) and can_print(sys.stdout) and can_print(sys.stderr):
         _active[:] = [True]
         # Texts of Typer are looked up in the process's domain.
         gettext.bindtextdomain(DOMAIN, os.fspath(FOLDER))
         gettext.textdomain(DOMAIN)
 
 
-def _can_print(stream: object) -> bool:
+def can_print(stream: object) -> bool:
+    """Return whether a stream can encode Chinese."""
     try:
         "中".encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeError, LookupError):

@@ -11,11 +11,12 @@ import os
 import re
 import sys
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from probe.core.alerting.redaction import redact
-from probe.core.language import Message, message, translated
+from probe.core.language import Message, can_print, in_language, message, translated
 
 LOGGER = "probe"
 MARGIN = len("probe:   ")
@@ -153,6 +154,7 @@ class Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write ``record``, with its traceback if it has one."""
         try:
+            record = _in_language(record)
             text = self.format(record)
         except Exception as error:  # noqa: BLE001 - as every handler of logging does
             text = f"a message that cannot be formatted: {record.msg!r:.200} ({type(error).__name__})"
@@ -164,6 +166,19 @@ class Messages(logging.Handler):
                 return True
             logger = logger.parent if logger.propagate else None
         return False
+
+
+def _in_language(record: logging.LogRecord) -> logging.LogRecord:
+    """Return a copy of ``record`` in the language of the terminal, where standard error can print it."""
+    if not can_print(sys.stderr):
+        return record
+    shown = copy(record)
+    if isinstance(record.msg, str):
+        shown.msg = in_language(record.msg if isinstance(record.msg, Message) else message(record.msg))
+    if isinstance(record.args, tuple):
+        shown.args = tuple(in_language(each) if isinstance(each, Message) else each for each in record.args)
+    shown.levelname = in_language(message(record.levelname.lower()))
+    return shown
 
 
 HANDLER = Messages()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from probe.cli.config import explain
+from probe.core.config.reference import judges
+from probe.core.language import _active, _catalogue, message, translated
+from probe.core.messages import HANDLER
+from probe.core.storage.problems import Problems
+from probe.core.storage.table_files import EXAMPLE, table_file
 from tests.core.analysis.causes_data import bad, everything_after, write_run
 from tests.quick_python import probe_command
 from tests.required import require
@@ -27,6 +34,8 @@ NO_PROCESS = 2**22 + 1
 """Number that Linux gives no process."""
 AT = 20
 NAN = everything_after(AT, (0, 1), bad(("actv", 1, AT, "b.output"), ("grad_reduced", 0, AT, "a.weight")))
+ENGLISH = re.compile(r"[a-z]+(?: [a-z]+){2,}")
+"""Three words of a sentence."""
 NAMES = re.compile(r"[\w./-]*[./_-][\w./-]*|Anomaly\w+|NaN|Inf|norm|nan|ranks?|actv|inf")
 
 
@@ -118,6 +127,57 @@ def test_problems_of_a_configuration_are_in_chinese(tmp_path: Path) -> None:
     assert "opps: 未知的配置项；是否想写 ops？" in "".join(lines)
     assert "format[0]: 应为 csv" in "".join(lines)
     assert '实际为 "cvs"；是否想写 csv？' in "".join(lines)
+
+
+@pytest.fixture
+def in_chinese(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is a command line in Chinese."""
+    monkeypatch.setenv("LANGUAGE", "zh_CN")
+    _active.append(True)
+    _catalogue.cache_clear()
+    yield
+    _active.clear()
+    _catalogue.cache_clear()
+
+
+@pytest.mark.usefixtures("in_chinese")
+def test_keys_rules_and_checks_are_explained_in_chinese(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, each line; the names, types and defaults of keys are there, and JSON is English."""
+    for name in ("", *(judge.name for judge in judges())):
+        explain(name)
+    shown = capsys.readouterr().out
+    assert ENGLISH.findall(re.sub("`[^`]*`", "", shown)) == []
+    assert [block for block in shown.split("\n\n") if not CHINESE.search(block)] == []
+    assert "\nalert.rules.args.threshold（AnomalyTurbulence）：数（>= 0），必填\n" in shown
+    explain("eps", short=True)
+    assert capsys.readouterr().out == "eps：数（>= 0），默认 1e-08\n    op zeros 统计小于此幅值的元素。\n"
+    explain("eps", as_machine=True)
+    assert not CHINESE.search(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("in_chinese")
+def test_a_line_of_the_log_is_in_chinese_where_probe_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its values; the record, which other handlers get, stays English."""
+    _active.clear()
+    reason = message("step {step}", step=7)
+    record = logging.LogRecord("probe", logging.WARNING, "", 1, "not on this rank: %s", (reason,), None)
+    HANDLER.emit(record)
+    assert capsys.readouterr().err == "probe: 警告: 不在本 rank 上：第 7 步\n"
+    assert record.getMessage() == "not on this rank: step 7"
+
+
+@pytest.mark.usefixtures("in_chinese")
+def test_a_damaged_file_is_named_in_chinese(tmp_path: Path) -> None:
+    """With its line and the reason; files that are left out, too."""
+    problems, file, other = Problems(), tmp_path / "actv_0-0.csv", tmp_path / "a.csv"
+    file.write_text("vpp_stage,name,step,norm\n0,a,1,2\n0,b", encoding="utf-8")
+    other.write_text("", encoding="utf-8")
+    for path in (file, other):
+        table_file(path, problems)
+    assert [translated(line) for line in problems.lines()] == [
+        f"{file}:3: 最后一行不完整（3 字节）：已略去",
+        f"{other}: 名称应类似 {EXAMPLE}；不是监控的文件，已略去",
+    ]
 
 
 def test_help_is_in_chinese() -> None:

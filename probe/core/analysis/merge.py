@@ -315,13 +315,18 @@ def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Ite
     ends = [bound - 1 for bound in (end, directory.until) if bound is not None]
     columns, read = rows.read([file], begin, min(ends, default=None))
     if missing := [column for column in NECESSARY if column not in columns]:
-        trouble = f"expected the columns {', '.join(NECESSARY)}; there is no {', '.join(missing)}"
-        rows.problems.add(path, f"{trouble}: the file is left out", 1)
+        trouble = message(
+            "expected the columns {columns}; there is no {missing}: the file is left out",
+            columns=", ".join(NECESSARY),
+            missing=", ".join(missing),
+        )
+        rows.problems.add(path, trouble, 1)
         return
     ours = (*OPS, HISTOGRAM, "merged", *(column for column in columns if column.startswith("global_")))
     others = [column for column in columns if is_number(column) and column not in ours]
     if others and file.signal not in OWN:
-        rows.problems.add(path, f"expected ops; {', '.join(map(repr, others))} cannot be merged: left out", 1)
+        trouble = message("expected ops; {names} cannot be merged: left out", names=", ".join(map(repr, others)))
+        rows.problems.add(path, trouble, 1)
     described = cache(partial(_described, directory.rank))
     at = {column: place for place, column in enumerate(columns)}
     ops = [column for column in columns if column in OPS and column != "id"]
@@ -333,10 +338,13 @@ def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Ite
         histogram = (cells[at[HISTOGRAM]] or None) if HISTOGRAM in at else None
         try:
             if not values and histogram is None:
-                raise ValueError(f"expected a number in one of the columns {', '.join(ops)}, got none")
+                raise ValueError(
+                    message("expected a number in one of the columns {columns}, got none", columns=", ".join(ops))
+                )
             shape, part, ranks, elements = described(*form)
         except ValueError as error:
-            rows.problems.add(path, f"{error}: rows such as {' '.join(key[: len(NEEDED)])} are left out")
+            row = " ".join(key[: len(NEEDED)])
+            rows.problems.add(path, message("{error}: rows such as {row} are left out", error=error, row=row))
             continue
         yield RankRow(key, stage, shape, form[1], part, ranks, elements, values, histogram)
 

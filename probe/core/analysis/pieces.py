@@ -208,7 +208,7 @@ def opened(
         if gone or not piece.checked:
             problems.extend(opening)
         for path in sorted(gone - {problem.path for problem in opening.kept}):
-            problems.add(path, "it was there when the run was listed, and cannot be read any more: left out")
+            problems.add(path, message("it was there when the run was listed, and cannot be read any more: left out"))
         rows.problems = problems
         if piece.steps is not None:
             outside = "step NOT BETWEEN {} AND {}".format(*piece.steps)

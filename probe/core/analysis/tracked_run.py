@@ -11,6 +11,7 @@ from pathlib import Path
 from probe.core.analysis.diagnosis.analyse import Analysis
 from probe.core.analysis.diagnosis.evaluate import configured, ops_of, rules_of
 from probe.core.analysis.diagnosis.run_verdict import verdict_about
+from probe.core.language import message
 from probe.core.naming import RUN
 from probe.core.records import Batch, Finding
 from probe.core.rules import Rule
@@ -135,7 +136,8 @@ class TrackedRun:
 
         def failed(rule: Rule, error: Exception) -> None:
             name = type(rule).__name__
-            self.problems.add(self.run.directories[0].path, f"rule {name} failed ({type(error).__name__}: {error})")
+            trouble = message("rule {name} failed ({reason})", name=name, reason=f"{type(error).__name__}: {error}")
+            self.problems.add(self.run.directories[0].path, trouble)
 
         return find(rules, step.batches, failed)
 

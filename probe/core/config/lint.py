@@ -10,7 +10,8 @@ from typing import Any
 from probe.core.config.errors import LONGEST_NAME, nearest
 from probe.core.config.schema import ALWAYS_WRITTEN, Settings
 from probe.core.histogram import HISTOGRAM
-from probe.core.language import Message, message
+from probe.core.language import Message, joined, message
+from probe.core.messages import plural
 from probe.core.moments import OPS
 from probe.core.naming import COLUMNS, FEATURES, RELATIVE_UPDATE, RUN
 from probe.core.rules import about
@@ -30,22 +31,25 @@ MISSPELT = 0.85
 def in_vain(settings: Settings) -> Iterator[str]:
     """Yield a sentence for each setting that is in vain whatever the mode, or contradicts another."""
     if settings.forward_only and settings.backward_only:
-        yield "forward_only and backward_only are both true: no activation and no gradient of one is collected"
+        yield message("forward_only and backward_only are both true: no activation and no gradient of one is collected")
     if not set(settings.ops) - set(ALWAYS_WRITTEN):
-        yield "ops names nothing to compute: norm is collected"
+        yield message("ops names nothing to compute: norm is collected")
     if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
-        yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+        yield message("cc_distribution.cc_log_only has no effect without cc_distribution.enable")
     if "$" in (settings.output_dir or ""):
-        yield f"output_dir: variables are not replaced: {settings.output_dir} is the name of a folder; write its path"
+        text = "output_dir: variables are not replaced: {folder} is the name of a folder; write its path"
+        yield message(text, folder=settings.output_dir)
     if settings.stack_info and "csv" not in settings.formats:
-        yield "stack_info has no effect without the format csv"
+        yield message("stack_info has no effect without the format csv")
     if HISTOGRAM in settings.ops and {"csv", "parquet", "tensorboard"}.isdisjoint(settings.formats):
-        yield "the op histogram is written in the formats csv, parquet and tensorboard alone; quantiles are in all"
+        yield message(
+            "the op histogram is written in the formats csv, parquet and tensorboard alone; quantiles are in all"
+        )
     named = settings.l2_targets.linear_hook is not None or any(map(bool, settings.l2_targets.model_dump().values()))
     if settings.recording_l2_features and not named:
-        yield "recording_l2_features has no effect: l2_targets names no module"
+        yield message("recording_l2_features has no effect: l2_targets names no module")
     if named and not settings.recording_l2_features:
-        yield "l2_targets has no effect without recording_l2_features"
+        yield message("l2_targets has no effect without recording_l2_features")
     yield from unjudged(settings)
 
 
@@ -56,13 +60,13 @@ def without_effect(settings: Settings) -> Iterator[str]:
     yield from _without_rules(settings)
     yield from _without_switch(settings)
     if settings.ndigits is not None and "csv" not in settings.formats:
-        yield "ndigits has no effect without the format csv"
+        yield message("ndigits has no effect without the format csv")
     if settings.step_count_per_record != 1 and {"csv", "parquet"}.isdisjoint(settings.formats):
-        yield "step_count_per_record has no effect without the format csv or parquet"
+        yield message("step_count_per_record has no effect without the format csv or parquet")
     if "eps" in settings.model_fields_set and "zeros" not in settings.statistics:
-        yield "eps has no effect without the op zeros"
+        yield message("eps has no effect without the op zeros")
     if "sa_order" in settings.model_fields_set and not settings.l2_targets.attention_hook:
-        yield "sa_order has no effect without l2_targets.attention_hook"
+        yield message("sa_order has no effect without l2_targets.attention_hook")
 
 
 MOST_FILES = 1_000_000
@@ -90,45 +94,59 @@ def many_files(settings: Settings, ranks: int, steps: int) -> Iterator[str]:
     if number <= MOST_FILES:
         return
     enough = settings.model_copy(update={"step_count_per_record": steps})
-    advice = "collect on fewer ranks (module_ranks) or fewer signals"
+    advice = message("collect on fewer ranks (module_ranks) or fewer signals")
     for count in (10, 100, 1000, 10_000, 100_000):
         if number_of_files(settings.model_copy(update={"step_count_per_record": count}), ranks, steps) <= MOST_FILES:
-            advice = f"set step_count_per_record to {count} or more"
+            advice = message("set step_count_per_record to {count} or more", count=count)
             break
     else:
-        advice += (
-            "" if number_of_files(enough, ranks, steps) > MOST_FILES else ", or set a larger step_count_per_record"
-        )
-    yield f"{ranks:,} ranks and {steps:,} steps make about {number:,} files, more than {MOST_FILES:,}: {advice}"
+        if number_of_files(enough, ranks, steps) <= MOST_FILES:
+            advice = message(
+                "collect on fewer ranks (module_ranks) or fewer signals, or set a larger step_count_per_record"
+            )
+    yield message(
+        "{ranks:,} ranks and {steps:,} steps make about {number:,} files, more than {most:,}: {advice}",
+        ranks=ranks,
+        steps=steps,
+        number=number,
+        most=MOST_FILES,
+        advice=advice,
+    )
 
 
 def _without_rules(settings: Settings) -> Iterator[str]:
     if settings.alert.rules:
         return
     if settings.history:
-        yield "history writes nothing unless training ends by an exception: alert.rules is empty; name rules"
+        yield message("history writes nothing unless training ends by an exception: alert.rules is empty; name rules")
     if settings.on_anomaly is not None:
-        yield "on_anomaly has no effect without rules that find something: alert.rules is empty; name rules"
+        yield message("on_anomaly has no effect without rules that find something: alert.rules is empty; name rules")
     if settings.alert.dump:
-        yield "alert.dump has no effect without rules that find something: alert.rules is empty; name rules"
+        yield message("alert.dump has no effect without rules that find something: alert.rules is empty; name rules")
 
 
 def _without_switch(settings: Settings) -> Iterator[str]:
     """Yield sentences about keys that refine a signal that is not switched on."""
     arm = settings.on_anomaly.arm if settings.on_anomaly is not None else None
     if settings.monitor_mbs_grad and not (settings.wg_distribution or (arm and arm.wg_distribution)):
-        yield "monitor_mbs_grad has no effect without wg_distribution"
+        yield message("monitor_mbs_grad has no effect without wg_distribution")
     if not (settings.xy_distribution or (arm and arm.xy_distribution)):
         refined = [key for key in ("all_xy", "forward_only", "backward_only") if getattr(settings, key)]
         placed = next((name for name, target in settings.targets.items() if target.model_fields_set), None)
         if refined:
-            yield f"{' and '.join(refined)} {'has' if len(refined) == 1 else 'have'} no effect without xy_distribution"
+            text = plural(
+                len(refined),
+                "{keys} has no effect without xy_distribution",
+                "{keys} have no effect without xy_distribution",
+            )
+            yield message(text, keys=joined(" and ", refined))
         if placed is not None:
-            yield f"the element selectors in targets (as of {placed}) have no effect without xy_distribution"
+            text = "the element selectors in targets (as of {name}) have no effect without xy_distribution"
+            yield message(text, name=placed)
     collectives = settings.cc_distribution
     for key in ("cc_codeline", "cc_pre_hook"):
         if getattr(collectives, key) and not collectives.enable:
-            yield f"cc_distribution.{key} has no effect without cc_distribution.enable"
+            yield message("cc_distribution.{key} has no effect without cc_distribution.enable", key=key)
 
 
 def _xy(without: str) -> Need:
@@ -195,9 +213,11 @@ def unjudged(settings: Settings) -> Iterator[str]:
         if signals and len(signals) == len(rule.args.signals):
             missing += dict.fromkeys(signals.values())
         if missing:
-            yield f"the rule {rule.rule_name} judges nothing: it needs {', and '.join(missing)}"
+            needs = joined(", and ", missing)
+            yield message("the rule {name} judges nothing: it needs {needs}", name=rule.rule_name, needs=needs)
         elif lacking := [*(how for how in ops.values() if "ops" in rule.args.model_fields_set), *signals.values()]:
-            yield f"the rule {rule.rule_name} does not judge all that it names: it needs {', and '.join(lacking)}"
+            text = "the rule {name} does not judge all that it names: it needs {needs}"
+            yield message(text, name=rule.rule_name, needs=joined(", and ", lacking))
 
 
 def _unmet_ops(args: Any, settings: Settings, both: Sequence[Settings]) -> dict[str, str]:

@@ -104,7 +104,7 @@ def read(source: str | PathLike[str]) -> ParsedConfig:
     text = text_of(name, content(name))
     found = parse(name, text)
     if _reader(name, text) is _json and is_fragment(text):
-        _log.warning("%s: no braces around the keys; read as if there were: write { before and } after them", name)
+        _log.warning("%s: no braces around the keys; read as if there were: write braces around them", name)
     return found
 
 

@@ -43,7 +43,12 @@ class KeyReference(NamedTuple):
     @property
     def short(self) -> str:
         """First sentence of the meaning."""
-        return re.split(r"(?<=\.) ", self.meaning, maxsplit=1)[0]
+        return re.split(r"(?<=\.) |(?<=。)", self.meaning, maxsplit=1)[0]
+
+
+def form_of(entry: KeyReference) -> str:
+    """Return the template of the text about the type and the range."""
+    return f"{entry.type} ({{range}})" if entry.range else entry.type
 
 
 class JudgeReference(NamedTuple):

@@ -182,7 +182,7 @@ class AlertSettings(Section):
     sent."""
     group_seconds: Annotated[Number, ranges.Ge(0)] = 10.0
     """Alerts within this time in seconds after the first one are sent as one message."""
-    language: Literal["en", "zh_cn"] = "en"
+    language: Annotated[Text, Names(("en", "zh_cn"))] = "en"
     """Language of the alerts; names, numbers and commands are as they are."""
     grace_seconds: Annotated[Number, ranges.Ge(0)] = 10.0
     """Longest time in seconds in which the last alerts are delivered when a run ends; at SIGTERM and at an exception,

@@ -14,6 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.language import message
 from probe.core.naming import SIGNALS, signal_of
 from probe.core.records import Finding
 from probe.core.storage.files import opened
@@ -197,27 +198,27 @@ def entry_key(tag_name: str, step: int, order: int, op: str) -> str:
 def _of_file(path: Place, problems: Problems) -> Iterator[tuple[str, Entry]]:
     try:
         if path.stat().st_size > LARGEST:
-            raise ValueError(f"this is larger than {LARGEST >> 20} MiB")
+            raise ValueError(message("this is larger than {most} MiB", most=LARGEST >> 20))
         with opened(path) as file:
             text = file.read().decode("utf-8")
         if not text:
-            problems.add(path, "the file is empty: there is no finding in it", skipped=False)
+            problems.add(path, message("the file is empty: there is no finding in it"), skipped=False)
             return
         entries = json.loads(text)
     except json.JSONDecodeError as error:
-        problems.add(path, f"expected a JSON object; {error.msg}: left out", error.lineno)
+        problems.add(path, message("expected a JSON object; {error}: left out", error=error.msg), error.lineno)
         return
     except (OSError, ValueError, RecursionError) as error:
-        problems.add(path, f"expected a JSON object; {error}: left out")
+        problems.add(path, message("expected a JSON object; {error}: left out", error=error))
         return
     if not isinstance(entries, dict):
-        problems.add(path, f"expected a JSON object; there is {type(entries).__name__}: left out")
+        problems.add(path, message("expected a JSON object; there is {type}: left out", type=type(entries).__name__))
         return
     for key, values in entries.items():
         try:
             yield key, entry_of(values)
         except ValueError as error:
-            problems.add(path, f"entry {_shown(key)}: {error}: left out")
+            problems.add(path, message("entry {key}: {error}: left out", key=_shown(key), error=error))
 
 
 def entry_of(values: object) -> Entry:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.histogram import QUANTILES
+from probe.core.language import message
 from probe.core.messages import plural
 from probe.core.moments import OPS, moments_of, numels
 from probe.core.naming import RUN, signal_of
@@ -163,7 +164,12 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
         at = columns.index("step")
         for step, same in groupby(read, key=lambda row: row[at]):
             if step < before:
-                trouble = f"{signal}: step {before} is followed by step {step}: steps that come again are all taken"
+                trouble = message(
+                    "{signal}: step {before} is followed by step {step}: steps that come again are all taken",
+                    signal=signal,
+                    before=before,
+                    step=step,
+                )
                 rows.problems.add(path, trouble, skipped=False)
             before = step
             yield _Table(signal, step, columns, list(same), "micro_step" in columns, path)
@@ -229,8 +235,12 @@ def _part(table: _Table, layouts: dict[tuple[str, tuple[str, ...]], _About], bef
 
 def _record_twice(signal: str, step: int, twice: int, directory: Place, problems: Problems) -> None:
     if twice:
-        later = plural(twice, "row twice: the later one is", "rows twice: the later ones are")
-        problems.add(directory, f"{signal}: step {step} has {twice} {later} taken", skipped=False)
+        text = plural(
+            twice,
+            "{signal}: step {step} has {number} row twice: the later one is taken",
+            "{signal}: step {step} has {number} rows twice: the later ones are taken",
+        )
+        problems.add(directory, message(text, signal=signal, step=step, number=twice), skipped=False)
 
 
 def _joined(parts: Sequence[_Part], problems: Problems) -> Batch:
@@ -297,7 +307,13 @@ def _about(table: _Table, cells: tuple[tuple[Any, ...] | None, ...], problems: P
         try:
             return read(text)
         except ValueError:
-            trouble = f"{table.signal}: step {table.step}, {names[row]}: {text!r} cannot be read: taken for nothing"
+            trouble = message(
+                "{signal}: step {step}, {name}: {text!r} cannot be read: taken for nothing",
+                signal=table.signal,
+                step=table.step,
+                name=names[row],
+                text=text,
+            )
             problems.add(table.directory, trouble)
             return read(None)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from probe.core.checks.check import GRADES, CheckFinding
 from probe.core.hindsight.onset import Onset
-from probe.core.language import Message, packed, unpacked
+from probe.core.language import Message, message, packed, unpacked
 from probe.core.storage.batches import Readable
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import append_line
@@ -32,7 +32,7 @@ MESSAGE = "message"
 """Field with the template and the values of the text."""
 MOST = 10_000
 """Findings of a file that are read; a run writes a few hundred at most."""
-ABOUT = "the findings of the checks"
+ABOUT = message("the findings of the checks")
 
 
 class CheckLine(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from probe.core.language import message
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import opened
@@ -149,7 +150,9 @@ def _row_by_row(columns: Sequence[str], text: str, before: int) -> CsvColumns:
         if wrong:
             bad += 1
             if bad <= NAMED:
-                named.append((before + row.line, f"{wrong}: {left_out(len(row.lines) - 1)}"))
+                named.append(
+                    (before + row.line, message("{error}: {result}", error=wrong, result=left_out(len(row.lines) - 1)))
+                )
         elif row.cells:
             good.append(row.cells)
     return _converted(columns, good, is_ascii=True)._replace(bad=bad, named=tuple(named))
@@ -158,7 +161,7 @@ def _row_by_row(columns: Sequence[str], text: str, before: int) -> CsvColumns:
 def _misfit(columns: Sequence[str], cells: Sequence[str]) -> str:
     """Return the defect of a row; empty if there is none."""
     if len(cells) != len(columns):
-        return f"expected {len(columns)} cells, got {len(cells)}"
+        return message("expected {columns} cells, got {cells}", columns=len(columns), cells=len(cells))
     for column, cell in zip(columns, cells, strict=True):
         try:
             if column in INTEGERS:
@@ -166,7 +169,7 @@ def _misfit(columns: Sequence[str], cells: Sequence[str]) -> str:
             elif is_number(column):
                 decimal(cell)
         except ValueError:
-            return f"expected a number in column {column}, got {cell[:40]!r}"
+            return message("expected a number in column {column}, got {cell!r}", column=column, cell=cell[:40])
     return ""
 
 
@@ -253,7 +256,11 @@ def mend(file: TableFile, copy: Path, problems: Problems) -> None:
         for row in rows(_lines(source, source.seek(0, os.SEEK_END) - file.torn)):
             bad += bool(row.wrong)
             if row.wrong and bad <= NAMED:
-                problems.add(file.path, f"{row.wrong}: {left_out(len(row.lines) - 1)}", row.line)
+                problems.add(
+                    file.path,
+                    message("{error}: {result}", error=row.wrong, result=left_out(len(row.lines) - 1)),
+                    row.line,
+                )
             *before, last = row.lines
             ended = last.rstrip("\r\n") + "\n"
             text = "\n" * len(row.lines) if row.wrong else "".join([*before, ended])

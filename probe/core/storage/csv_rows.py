@@ -6,6 +6,8 @@ import csv
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from probe.core.language import message
+
 
 class CsvRow(NamedTuple):
     """A row, or lines that cannot be read."""
@@ -54,7 +56,7 @@ class _Lines:
 
 def _wrong(lines: list[str], error: csv.Error) -> str:
     if "\r" in lines[0].rstrip("\r\n"):
-        return "expected line breaks at the end of lines, got CR within one"
+        return message("expected line breaks at the end of lines, got CR within one")
     if sum(map(len, lines)) > csv.field_size_limit():
-        return f"expected cells of {csv.field_size_limit()} characters at most; {error}"
-    return f"expected cells with paired quotes; {error}"
+        return message("expected cells of {most} characters at most; {error}", most=csv.field_size_limit(), error=error)
+    return message("expected cells with paired quotes; {error}", error=error)

@@ -328,9 +328,13 @@ def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     if not written or not empty:
         return run
     for rank, last in empty.items():
-        trouble = f"expected files such as {EXAMPLE}; rank {rank} has written nothing: left out"
+        trouble = message(
+            "expected files such as {example}; rank {rank} has written nothing: left out", example=EXAMPLE, rank=rank
+        )
         if healthy := bool(last.manifest.config.get("history")):  # only steps near a finding are written
-            trouble = f"rank {rank} has found nothing, and with history it has written nothing: left out"
+            trouble = message(
+                "rank {rank} has found nothing, and with history it has written nothing: left out", rank=rank
+            )
         problems.add(last.path, trouble, skipped=not healthy)
     full = tuple(directory for directory in run.directories if directory.rank not in empty)
     return RecordedRun(full, tuple(sorted({*run.missing, *empty})))

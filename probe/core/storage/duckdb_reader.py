@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.errors import missing
+from probe.core.language import message
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import CALL, FORM, KEY, MICRO_STEP, STEP, is_number
 from probe.core.storage.listing import FileListing, columns_of, grouped, source, with_ends
@@ -230,7 +231,9 @@ class Rows:
                 continue
             where = self.listing.original(path) or located(path)
             if place <= NAMED:
-                self.problems.add(where, f"{' '.join(wrong.split())}: {left_out(after)}", line)
+                self.problems.add(
+                    where, message("{error}: {result}", error=" ".join(wrong.split()), result=left_out(after)), line
+                )
             elif place == NAMED + 1:
                 self.problems.add(where, cannot_be_read(lines - NAMED))
 

@@ -60,12 +60,12 @@ def json_of(path: Place) -> Any:
     with opened(path) as file:
         data = file.read(MOST_JSON + 1)
     if len(data) > MOST_JSON:
-        raise ValueError(f"it is larger than {MOST_JSON >> 20} MiB")
+        raise ValueError(message("it is larger than {most} MiB", most=MOST_JSON >> 20))
     with suppress(RecursionError):
         value = json.loads(data.decode("utf-8"))
         if not _is_deep(value):
             return value
-    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    raise ValueError(message("it is nested more than {most} levels deep", most=DEEPEST))
 
 
 class FileView:
@@ -116,7 +116,13 @@ def check_lines(file: BufferedReader) -> None:
         if size - place <= FARTHEST or b"\n" in file.read(LONGEST_LINE):
             continue
         if b"\n" not in file.read(FARTHEST):
-            raise ValueError(f"expected lines of text; from byte {place} on there is no line break in {FARTHEST} bytes")
+            raise ValueError(
+                message(
+                    "expected lines of text; from byte {place} on there is no line break in {number} bytes",
+                    place=place,
+                    number=FARTHEST,
+                )
+            )
 
 
 def _is_deep(value: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.language import message
 from probe.core.storage.files import LONGEST_LINE, opened
 from probe.core.storage.location import Place, contents
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read
@@ -141,8 +142,10 @@ def readings(root: Place, problems: Problems) -> Iterator[tuple[str, Performance
                     except (ValueError, OverflowError, RecursionError):
                         wrong += 1
                         if wrong <= NAMED:
-                            problems.add(path, "expected a reading of a performance monitor: line left out", number)
+                            problems.add(
+                                path, message("expected a reading of a performance monitor: line left out"), number
+                            )
         except OSError as error:
-            problems.add(path, f"cannot be read: {error.strerror}")
+            problems.add(path, message("cannot be read: {reason}", reason=error.strerror))
         if wrong > NAMED:
             problems.add(path, cannot_be_read(wrong - NAMED))

@@ -172,16 +172,23 @@ def read_manifest(directory: Place, problems: Problems) -> Manifest | None:
         return Manifest()
     except (OSError, ValueError) as error:
         lost = isinstance(path, Location)  # an object that cannot be fetched is not a file that a killed rank has left
-        problems.add(path, f"expected a JSON object; {error}", getattr(error, "lineno", None), skipped=lost)
+        problems.add(
+            path, message("expected a JSON object; {error}", error=error), getattr(error, "lineno", None), skipped=lost
+        )
         return Manifest()
     if not isinstance(fields, dict):
-        problems.add(path, f"expected a JSON object; there is {type(fields).__name__}", skipped=False)
+        problems.add(
+            path, message("expected a JSON object; there is {type}", type=type(fields).__name__), skipped=False
+        )
         return Manifest()
     schema = fields.get("schema", SCHEMA)
     if not isinstance(schema, int) or schema > SCHEMA:
-        problems.add(
-            path, f"schema {schema} is of a newer version; this one reads up to {SCHEMA}: its rank is left out"
+        trouble = message(
+            "schema {schema} is of a newer version; this one reads up to {own}: its rank is left out",
+            schema=schema,
+            own=SCHEMA,
         )
+        problems.add(path, trouble)
         return None
     return Manifest({key: value for key, value in fields.items() if _is_plausible(key, value, path, problems)})
 
@@ -190,7 +197,10 @@ def _is_plausible(key: str, value: object, path: Place, problems: Problems) -> b
     """Return whether a field is as documented, or unknown."""
     expected = manifest.misfit(key, value)
     if expected:
-        problems.add(path, f"{key}: expected {expected}; there is {repr(value)[:40]}: not used", skipped=False)
+        trouble = message(
+            "{key}: expected {expected}; there is {value}: not used", key=key, expected=expected, value=repr(value)[:40]
+        )
+        problems.add(path, trouble, skipped=False)
     return expected is None
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any, TypeVar
 
+from probe.core.language import message
 from probe.core.records import Outcome, Update
 from probe.core.storage.batches import Readable, StoredStep
 from probe.core.storage.directories import RankDirectory
@@ -28,7 +29,7 @@ PACKED_COSTS = "costs.parquet"
 """Table of a packed run: the lines of all these files, with ``rank`` and ``directory`` as in packed files."""
 Dated = tuple[int, Update]
 """Step and its update."""
-ABOUT = "the updates of steps"
+ABOUT = message("the updates of steps")
 OUTCOMES: tuple[Outcome, ...] = ("applied", "skipped", "unknown", "partial")
 
 
@@ -44,7 +45,7 @@ def whole_lines(path: Place, subject: str, problems: Problems) -> Iterator[bytes
         with opened(path) as file:
             yield from (line for line in iter(lambda: file.readline(LONGEST), b"") if line.endswith(b"\n"))
     except OSError as error:
-        problems.add(path, f"{error}; {subject} are unknown")
+        problems.add(path, message("{error}; {subject} are unknown", error=error, subject=subject))
 
 
 def parsed_lines(
@@ -60,7 +61,7 @@ def parsed_lines(
         else:
             yield parsed
     if bad:
-        problems.add(path, f"lines that cannot be read, about {subject}: {bad}")
+        problems.add(path, message("lines that cannot be read, about {subject}: {number}", subject=subject, number=bad))
 
 
 def packed_records(
@@ -83,7 +84,9 @@ def packed_records(
         try:
             cursor.execute(f"SELECT * FROM {source} WHERE rank = ? AND directory = ? {more}", place)  # noqa: S608
         except Exception as error:  # noqa: BLE001 - of DuckDB or of a storage; it is recorded
-            rows.problems.add(table, f"{' '.join(str(error).split())}; {subject} are unknown")
+            rows.problems.add(
+                table, message("{error}; {subject} are unknown", error=" ".join(str(error).split()), subject=subject)
+            )
             return
         names = [column[0] for column in cursor.description]
         while some := cursor.fetchmany(FETCHED):

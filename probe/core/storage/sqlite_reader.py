@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.language import message
+from probe.core.messages import counted
 from probe.core.storage.files import check_permitted
 from probe.core.storage.layout import KEY, TAKEN, TEXT, whole
 from probe.core.storage.location import Location, Place
@@ -121,7 +123,7 @@ def copied(
     if not path.exists():
         return
     if not path.is_file():
-        problems.add(path, "expected a metrics database; this is no file: left out")
+        problems.add(path, message("expected a metrics database; this is no file: left out"))
         return
     try:
         with _opened(path, folder) as database:
@@ -130,7 +132,7 @@ def copied(
             for signal in reading.signals():
                 yield from reading.copied(signal, folder, covered(signal.name), copy)
     except (*UNREADABLE, OSError, ValueError) as error:
-        problems.add(path, f"expected a metrics database that can be read; {error}: left out")
+        problems.add(path, message("expected a metrics database that can be read; {error}: left out", error=error))
 
 
 @contextmanager
@@ -250,7 +252,9 @@ class _Reading:
                         first, last = map(int, cells["step"].values[[0, -1]])
                         yield TableFile(path, signal.name, first, last, 0, FORMAT, tuple(cells))
             except (*UNREADABLE, ValueError) as error:
-                self._problems.add(self._path, f"{table} cannot be read; {error}: left out")
+                self._problems.add(
+                    self._path, message("{table} cannot be read; {error}: left out", table=table, error=error)
+                )
 
     def _ops(self, table: str) -> list[str]:
         """Return the columns of values, without names that the tables of other files use otherwise."""
@@ -261,7 +265,11 @@ class _Reading:
         ops = [name for name in columns if name not in FIXED]
         reserved = {name for name in ops if name.lower() in {*KEY, *TEXT, *TAKEN}}
         if reserved:
-            trouble = f"{table}: expected ops as columns; {', '.join(map(repr, sorted(reserved)))} left out"
+            trouble = message(
+                "{table}: expected ops as columns; {names} left out",
+                table=table,
+                names=", ".join(map(repr, sorted(reserved))),
+            )
             self._problems.add(self._path, trouble)
         return [name for name in ops if name not in reserved]
 
@@ -284,8 +292,15 @@ class _Reading:
                 if place == len(covered) or covered[place] != last:
                     rows.append(row)
         except UNREADABLE as error:
-            after = "" if last is None else f" from step {last} on"
-            self._problems.add(self._path, f"{table}: its rows{after} cannot be read; {error}: left out")
+            trouble = message(
+                "{table}: its rows cannot be read; {error}: left out"
+                if last is None
+                else "{table}: its rows from step {last} on cannot be read; {error}: left out",
+                table=table,
+                last=last,
+                error=error,
+            )
+            self._problems.add(self._path, trouble)
             rows = rows[:cut]
         yield rows
 
@@ -298,7 +313,9 @@ class _Reading:
         """Return columns as in the files of the signal; a step's rows in the order in which they were written."""
         sound = [row for row in rows if self._is_sound(row)]
         if number := len(rows) - len(sound):
-            trouble = f"{table}: {number} row{'s' * (number > 1)} with cells that cannot be read: left out"
+            trouble = message(
+                "{table}: {rows} with cells that cannot be read: left out", table=table, rows=counted(number, "row")
+            )
             self._problems.add(self._path, trouble)
         last = len(signal.order)
         sound.sort(key=lambda row: (row[0], signal.order.get(row[1], last), row[1]))

@@ -10,7 +10,8 @@ from io import BufferedReader
 from itertools import islice
 from typing import Any, NamedTuple
 
-from probe.core.messages import plural
+from probe.core.language import joined, message
+from probe.core.messages import counted
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.files import LONGEST_LINE, check_lines, opened
 from probe.core.storage.layout import (
@@ -154,7 +155,11 @@ def table_file(path: Place, problems: Problems) -> TableFile | None:
         return None
     name = table_name(path.name)
     if not name:
-        problems.add(path, f"expected a name such as {EXAMPLE}; not a file of the monitor, left out", skipped=False)
+        problems.add(
+            path,
+            message("expected a name such as {example}; not a file of the monitor, left out", example=EXAMPLE),
+            skipped=False,
+        )
         return None
     try:
         if name.format == PARQUET:
@@ -162,7 +167,7 @@ def table_file(path: Place, problems: Problems) -> TableFile | None:
         else:
             columns, torn = _look_at_csv(path, problems)
     except (OSError, ValueError) as error:
-        problems.add(path, f"{error}: left out", 1 if isinstance(error, _HeaderError) else None)
+        problems.add(path, message("{error}: left out", error=error), 1 if isinstance(error, _HeaderError) else None)
         return None
     return TableFile(path, name.signal, name.first, name.last, name.part, name.format, columns, torn)
 
@@ -176,10 +181,10 @@ def _look_at_csv(path: Place, problems: Problems) -> tuple[tuple[str, ...], int]
     with opened(path) as file:
         start = file.read(LONGEST_LINE)
         if not start:
-            raise ValueError("expected a table; the file is empty")
+            raise ValueError(message("expected a table; the file is empty"))
         line, ended, _ = start.partition(b"\n")
         if not ended:
-            raise _HeaderError("expected a header; its line is not finished")
+            raise _HeaderError(message("expected a header; its line is not finished"))
         columns = _columns(line.decode("utf-8", "replace").rstrip("\r"))
         _check_whole(columns, start.decode("utf-8", "replace"))
         check_lines(file)
@@ -187,27 +192,41 @@ def _look_at_csv(path: Place, problems: Problems) -> tuple[tuple[str, ...], int]
         file.seek(0)
         number = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) + 1 if torn else 0
     if torn:
-        problems.add(path, f"the last line is not finished ({torn} {plural(torn, 'byte')}): left out", number)
+        problems.add(
+            path, message("the last line is not finished ({bytes}): left out", bytes=counted(torn, "byte")), number
+        )
     return columns, torn
 
 
 def _columns(header: str) -> tuple[str, ...]:
     """Check the header, so that a defect that would end a query of many files leaves out this file alone."""
     if "\r" in header:  # the parser takes CR for the end of a line
-        raise _HeaderError(f"expected a header in a line that ends with LF; there is a CR within {header[:60]!r}")
+        raise _HeaderError(
+            message(
+                "expected a header in a line that ends with LF; there is a CR within {header!r}", header=header[:60]
+            )
+        )
     row = next(rows([header]), None)
     if row is not None and row.wrong:
-        raise _HeaderError(f"expected a header; {row.wrong} in {header[:60]!r}")
+        raise _HeaderError(message("expected a header; {error} in {header!r}", error=row.wrong, header=header[:60]))
     columns, came = tuple(row.cells) if row else (), header[:60]
     if len(columns) > MOST_COLUMNS:
-        raise _HeaderError(f"expected at most {MOST_COLUMNS} columns; there are {len(columns)}")
+        raise _HeaderError(
+            message("expected at most {most} columns; there are {number}", most=MOST_COLUMNS, number=len(columns))
+        )
     if columns[: len(NEEDED)] != NEEDED:
-        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {came!r}")
+        raise _HeaderError(
+            message("expected a header that begins with {names}; there is {came!r}", names=",".join(NEEDED), came=came)
+        )
     lower = [column.lower() for column in columns]  # SQL takes Norm and norm for the same
     if len(set(lower)) < len(lower):
-        raise _HeaderError(f"expected a header that has every column once; there is {came!r}")
+        raise _HeaderError(message("expected a header that has every column once; there is {came!r}", came=came))
     if reserved := sorted(TAKEN & set(lower)):
-        raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, reserved))} in {came!r}")
+        raise _HeaderError(
+            message(
+                "expected ops as columns; there is {names} in {came!r}", names=", ".join(map(repr, reserved)), came=came
+            )
+        )
     return columns
 
 
@@ -216,7 +235,9 @@ def _check_whole(columns: Sequence[str], start: str) -> None:
     row = next(islice(rows(io.StringIO(start, newline="\n")), 1, None), None)
     for column, cell in zip(columns, row.cells if row else (), strict=False):
         if column in INTEGERS and _is_fraction(cell):
-            raise ValueError(f"expected whole numbers in column {column}, got {cell!r}")
+            raise ValueError(
+                message("expected whole numbers in column {column}, got {cell!r}", column=column, cell=cell)
+            )
 
 
 def _is_fraction(cell: str) -> bool:
@@ -247,7 +268,9 @@ def _look_at_parquet(path: Place) -> tuple[str, ...]:
         file.seek(max(0, size - len(_PARQUET_MARK)))
         tail = file.read()
     if head != _PARQUET_MARK or tail != _PARQUET_MARK:
-        raise ValueError(f"expected a Parquet file; it does not begin and end with {_PARQUET_MARK.decode()}")
+        raise ValueError(
+            message("expected a Parquet file; it does not begin and end with {mark}", mark=_PARQUET_MARK.decode())
+        )
     return ()
 
 
@@ -270,7 +293,7 @@ def readable(connection: Any, files: Sequence[TableFile], problems: Problems) ->
         if wrong is None:
             sound.append(file)
         else:
-            problems.add(file.path, f"{wrong}: left out")
+            problems.add(file.path, message("{error}: left out", error=wrong))
     return sound
 
 
@@ -284,7 +307,7 @@ def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
             return wrong
         connection.execute(_ALL.format(files=listed(paths))).fetchall()
     except duckdb.Error as error:
-        return f"expected a Parquet file, undamaged; {str(error).splitlines()[0][:200]}"
+        return message("expected a Parquet file, undamaged; {error}", error=str(error).splitlines()[0][:200])
     return None
 
 
@@ -310,11 +333,20 @@ def _schemas(connection: Any, paths: Sequence[Place]) -> dict[str, list[tuple[st
 def _misfit(columns: Sequence[tuple[str, str, int | None]]) -> str | None:
     names = [name for name, _, _ in columns]
     if missing := [name for name in NEEDED if name not in names]:
-        return f"expected the columns {', '.join(NEEDED)}; there is no {', '.join(missing)}"
+        return message(
+            "expected the columns {columns}; there is no {missing}",
+            columns=", ".join(NEEDED),
+            missing=", ".join(missing),
+        )
     if len(names) > MOST_COLUMNS:
-        return f"expected at most {MOST_COLUMNS} columns; there are {len(names)}"
+        return message("expected at most {most} columns; there are {number}", most=MOST_COLUMNS, number=len(names))
     for name, kind, children in columns:
         expected = ("BYTE_ARRAY",) if name in TEXT else _WHOLE if name in KEY else _NUMBERS
         if children or kind not in expected:
-            return f"expected {' or '.join(expected)} in column {name}; there is {kind or 'a structure'}"
+            return message(
+                "expected {types} in column {name}; there is {type}",
+                types=joined(" or ", expected),
+                name=name,
+                type=kind or message("a structure"),
+            )
     return None

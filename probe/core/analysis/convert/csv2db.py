@@ -203,9 +203,10 @@ class _Import:
                 self._import(work, ((piece, parsed) for (_, piece), parsed in parts))
                 self._observe(self._done.files + self._done.known, self._total, work.name)
         except WorkersDiedError as died:
-            self._done.problems.add(
-                self._database.path, f"{died}: convert again to go on after {self._done.files} files"
+            trouble = message(
+                "{error}: convert again to go on after {files}", error=died, files=counted(self._done.files, "file")
             )
+            self._done.problems.add(self._database.path, trouble)
 
     def _pieces(self) -> Iterator[tuple[_Work, Chunk]]:
         for unit in self._chosen.units(self._done.problems):
@@ -213,7 +214,7 @@ class _Import:
                 try:
                     parts = list(pieces(work.file, work.directory.rank))
                 except (ImportError, OSError, ValueError) as error:
-                    self._done.problems.add(work.file.path, f"{error}: left out")
+                    self._done.problems.add(work.file.path, message("{error}: left out", error=error))
                     continue
                 yield from ((work, piece) for piece in parts)
 
@@ -230,7 +231,7 @@ class _Import:
             try:
                 size, modified_ns = size_and_time(file)
             except OSError as error:
-                self._done.problems.add(file.path, f"{error}: left out")
+                self._done.problems.add(file.path, message("{error}: left out", error=error))
                 continue
             twice = len(formats[directory.path]) > 1
             works.append(_Work(directory, file, size, modified_ns, afresh=False, twice=twice))
@@ -266,7 +267,7 @@ class _Import:
                     work.name, work.file.signal, work.directory.rank, work.size, work.modified_ns, rows, bad
                 )
         except (_FileError, ValueError) as error:
-            self._done.problems.add(work.file.path, f"{error}: left out")
+            self._done.problems.add(work.file.path, message("{error}: left out", error=error))
             return
         self._done.rows += self._counted.new(work, steps) if work.twice else rows
         self._done.files += 1

@@ -55,7 +55,7 @@ class Converted:
     def add(self, folder: Path, outcome: CurveOutcome | Exception) -> None:
         """Count a folder of curves, or record its failure."""
         if isinstance(outcome, Exception):
-            self.problems.add(folder, f"{type(outcome).__name__}: {outcome}: left out")
+            self.problems.add(folder, message("{error}: left out", error=f"{type(outcome).__name__}: {outcome}"))
             return
         self.rows += outcome.rows
         self.files += outcome.files
@@ -141,7 +141,7 @@ def convert(
             if observe:
                 observe(number, total, f"{rank_folder(work.unit.rank)}/{work.unit.kind}")
     except WorkersDiedError as died:
-        problems.add(done.path, f"{died}: not all is converted")
+        problems.add(done.path, message("{error}: not all is converted", error=died))
     except BaseException:  # Ctrl-C: half of a run would look like all of it
         _remove(folders)
         raise

@@ -90,7 +90,7 @@ def choose(
         )
     for kind in kinds:
         if kind not in counts:
-            problems.add(root, f"there are no files of {kind}", skipped=False)
+            problems.add(root, message("there are no files of {kind}", kind=kind), skipped=False)
     return Chosen(directories, {kind: counts[kind] for kind in sorted(set(kinds)) if kind in counts})
 
 
@@ -101,13 +101,19 @@ def _record_databases(directory: RankDirectory, problems: Problems) -> None:
     names = [name for path in directory.path.iterdir() if (name := table_name(path.name))]
     for path, step in last_steps(directory.path).items():
         if not names:
-            problem = "expected CSV or Parquet files; the rows of this rank are in a database, which is not converted"
+            problem = message(
+                "expected CSV or Parquet files; the rows of this rank are in a database, which is not converted"
+            )
             problems.add(directory.path, problem)
         elif step > (last := max(name.last for name in names)):
-            problem = f"expected CSV or Parquet files of all steps; steps of this database after {last} are left out"
+            problem = message(
+                "expected CSV or Parquet files of all steps; steps of this database after {last} are left out",
+                last=last,
+            )
             problems.add(path, problem)
         else:
-            problems.add(path, "a database is not converted: the files of the same steps are", skipped=False)
+            problem = message("a database is not converted: the files of the same steps are")
+            problems.add(path, problem, skipped=False)
 
 
 def _kinds_in(directory: RankDirectory) -> Iterator[str]:

@@ -388,8 +388,12 @@ def _dumped(
     if len(find(dump, Problems())) == len(run.directories):
         result.live += doubtful
     elif doubtful:
-        made = plural(len(doubtful), "finding")
-        what = f"{len(doubtful)} {made} that its rules made while it ran may belong to another run: left out"
+        text = plural(
+            len(doubtful),
+            "{number} finding that its rules made while it ran may belong to another run: left out",
+            "{number} findings that its rules made while it ran may belong to another run: left out",
+        )
+        what = message(text, number=len(doubtful))
         problems.add(root, what, skipped=False)
     return result
 

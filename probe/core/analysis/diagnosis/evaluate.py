@@ -99,7 +99,9 @@ def configured(manifest: Manifest, path: Place, problems: Problems) -> AlertSett
         if isinstance(settings, Mapping) and settings.get("rules"):
             alert = AlertSettings.model_validate({name: settings[name] for name in JUDGING if name in settings})
     except ValidationError as error:
-        trouble = f"alert rules that cannot be used ({error.error_count()} errors): the default ones are used"
+        trouble = message(
+            "alert rules that cannot be used ({number} errors): the default ones are used", number=error.error_count()
+        )
         problems.add(path / FILE, trouble, skipped=False)
     if any(rule.rule_name == ALWAYS for rule in alert.rules):
         return alert
@@ -164,7 +166,8 @@ class RankEvaluator:
 
     def _failed(self, rule: Rule, error: Exception) -> None:
         name = type(rule).__name__
-        trouble = f"rule {name} failed ({type(error).__name__}: {error}): its findings are missing"
+        reason = f"{type(error).__name__}: {error}"
+        trouble = message("rule {name} failed ({reason}): its findings are missing", name=name, reason=reason)
         self._rows.problems.add(Path(f"rank {self.judged.rank}"), trouble)
 
     def _count(self, step: StoredStep) -> None:

@@ -122,7 +122,12 @@ def mapped(
     for n, piece in sorted(asked.items()):  # no engine should lose one; if it does, the answer shows it
         places = sorted(place for place in waiting if place[0] == n)
         if not _complete(waiting, (n,)):
-            problems.add(piece.root, f"{piece}: there is no result{' of some of it' * bool(places)}: left out")
+            text = (
+                "{piece}: there is no result of some of it: left out"
+                if places
+                else "{piece}: there is no result: left out"
+            )
+            problems.add(piece.root, message(text, piece=piece))
         for place in places:
             yield from _kept(*waiting.pop(place), problems)
 
@@ -179,7 +184,7 @@ def _kept(piece: Piece, result: R | Exception, problems: Problems) -> Iterator[R
     if isinstance(result, ImportError):
         raise result
     if isinstance(result, Exception):
-        problems.add(piece.root, f"{piece}: {type(result).__name__}: {result}: left out")
+        problems.add(piece.root, message("{error}: left out", error=f"{piece}: {type(result).__name__}: {result}"))
     else:
         yield result
 

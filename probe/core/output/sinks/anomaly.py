@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
+from probe.core.language import joined, message
 from probe.core.messages import plural
 from probe.core.naming import signal_of, tag
 from probe.core.output.sinks.context import SinkContext
@@ -27,7 +28,7 @@ LINES_A_STEP = 8
 """Findings logged one by one; the others of a step are counted in one line."""
 
 
-SPOILT = " Weights were spoilt before this step: what else is not finite in it may follow from that."
+SPOILT = message(" Weights were spoilt before this step: what else is not finite in it may follow from that.")
 
 
 class AnomalySink:
@@ -74,10 +75,16 @@ class AnomalySink:
         if new:
             if printed:
                 _count(rest, step, step)
-            what = "New beside what was bad before" if self._before else "First bad"
-            text = " ".join(explain(new[0]).splitlines()) + (SPOILT if _is_spoilt_weight(new[0]) else "")
-            more = "" if printed else f" ({len(findings)} {plural(len(findings), 'finding')} at this step)"
-            logger.warning("%s on rank %d: %s%s", what, new[0].rank, text, more)
+            text = message(
+                "New beside what was bad before on rank {rank}: {text}"
+                if self._before
+                else "First bad on rank {rank}: {text}",
+                rank=new[0].rank,
+                text=_on_one_line(explain(new[0])),
+            )
+            number = plural(len(findings), " ({number} finding at this step)", " ({number} findings at this step)")
+            more = "" if printed else message(number, number=len(findings))
+            logger.warning("%s", joined("", (text, SPOILT if _is_spoilt_weight(new[0]) else "", more)))
         elif findings:
             self._repeated.add(rest, step)
         self._before = {_identity(finding) for finding in findings}
@@ -118,8 +125,17 @@ def _count(rules: Counter[str], first: int, last: int) -> None:
     """Log a number of findings, if there are any, by rule."""
     if total := rules.total():
         names = ", ".join(f"{rule} {number}" for rule, number in sorted(rules.items()) if number)
-        at = f"step {first}" if first == last else f"steps {first} to {last}"
-        logger.warning("and %d more %s at %s (%s)", total, plural(total, "finding"), at, names)
+        at = message("step {first}" if first == last else "steps {first} to {last}", first=first, last=last)
+        text = plural(
+            total, "and {number} more finding at {at} ({names})", "and {number} more findings at {at} ({names})"
+        )
+        logger.warning("%s", message(text, number=total, at=at, names=names))
+
+
+def _on_one_line(text: str) -> str:
+    """Return a message; only one that has line breaks, of a name, loses its template."""
+    line = " ".join(text.splitlines())
+    return text if line == text else line
 
 
 def _is_non_finite(finding: Finding) -> bool:

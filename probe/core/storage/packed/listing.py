@@ -109,8 +109,13 @@ class PackedListing:
             for _, file in of_signal:
                 size = file.path.stat().st_size if file.path.is_file() else None
                 if size != file.bytes:
-                    came = "there is none" if size is None else f"there are {size}"
-                    trouble = f"expected {file.bytes} bytes, as the index says; {came}: left out"
+                    trouble = message(
+                        "expected {bytes} bytes, as the index says; there is none: left out"
+                        if size is None
+                        else "expected {bytes} bytes, as the index says; there are {size}: left out",
+                        bytes=file.bytes,
+                        size=size,
+                    )
                     self._problems.add(file.path, trouble)
                     self._lost.add(file.path)
         whole = {
