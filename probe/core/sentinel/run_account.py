@@ -107,7 +107,8 @@ class RunAccount:
         if snapshot.findings:
             switches = {"actv": self._settings.xy_distribution, "param_origin": self._settings.param_distribution}
             signals = {batch.signal for batch in snapshot.batches} | {name for name in switches if switches[name]}
-            self._add((*kind_and_grade(found), partial(_of_row, found, after, signals)) for found in snapshot.findings)
+            every = snapshot.findings
+            self._add((*kind_and_grade(finding), partial(_of_row, finding, after, signals)) for finding in every)
         self.changed(False)
 
     def _show(self, snapshot: Snapshot) -> None:
