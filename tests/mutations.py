@@ -89,7 +89,7 @@ MUTATIONS = (
     Mutation("core/instrumentation/schedule.py", "(step - self.start_step) % self.step_interval:", "step % self.step_interval:", "test_schedule.py", "not pytorch and not mindspore"),
     Mutation("core/instrumentation/schedule.py", "return -(-max(needed, self._least) // self._least) * self._least", "return max(needed, self._least)", "test_pace.py test_sampling_pace.py"),
     Mutation("core/instrumentation/schedule.py", "allowed = self._budget * self._plain", "allowed = self._budget", "test_pace.py test_cost.py test_overhead.py"),
-    Mutation("core/instrumentation/recorder.py", "scale[form.scaled] = rows[", "scale[form.scaled] = 1.0 + 0.0 * rows[", "test_recorder.py test_steps.py", "not mindspore"),
+    Mutation("core/instrumentation/recorder.py", "scale[scaled] = rows[", "scale[scaled] = 1.0 + 0.0 * rows[", "test_recorder.py test_steps.py", "not mindspore"),
     Mutation("core/instrumentation/selection.py", "self._all_xy = all_xy or not targets", "self._all_xy = all_xy", "test_selection.py test_targets.py", "not pytorch and not mindspore"),
     Mutation("core/instrumentation/signals/features/router.py", "pairs = experts * (experts - 1)", "pairs = experts * experts", "matrix/test_features.py", "router and numpy"),
     Mutation("core/instrumentation/signals/features/attention.py", "ops.log(total) - scores.sum(-1) / total", "ops.log(total) + scores.sum(-1) / total", "matrix/test_features.py", "attention and numpy"),

@@ -51,7 +51,8 @@ def _numels(shapes: tuple[tuple[int, ...], ...]) -> Array:
 
 def _mean(total: Array, shapes: Shapes) -> Array:
     counts = numels(shapes)
-    return np.divide(total, counts, out=np.full(counts.shape, np.nan), where=counts > 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(counts > 0, total / counts, np.nan)
 
 
 def _scalar(total: Array, shapes: Shapes) -> Array:

@@ -160,7 +160,7 @@ def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
     module may return: it outlives the graph, and its gradient is not that of an activation."""
     if (call := compiled.running()) is not None:
         call.expect(tensor, listen)
-    elif tensor.requires_grad and (tensor.grad_fn is not None or not isinstance(tensor, torch.nn.Parameter)):
+    elif tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
         tensor.register_hook(some(listen))
 
 

@@ -23,7 +23,6 @@ PIECE = 1 << 20
 """Elements reduced at a time: bounds the copy of a converted or strided tensor."""
 KINDS = {getattr(torch, name): kind for name, kind in fused_reduce.KINDS.items()}
 """Dtypes that the compiled pass reads."""
-_STRIDED = torch.strided  # a module of its own is in the caches when a hook runs, the large one of torch is not
 
 
 def host_place(tensor: torch.Tensor) -> HostPlace | None:
@@ -33,7 +32,7 @@ def host_place(tensor: torch.Tensor) -> HostPlace | None:
         return None
     dtype = tensor.dtype
     kind = KINDS.get(dtype)
-    if kind is None or not tensor.is_cpu or tensor.layout is not _STRIDED:
+    if kind is None or not tensor.is_cpu or tensor.layout is not torch.strided:
         return None
     if not tensor.is_contiguous() or tensor.is_neg() or not (size := tensor.numel()):
         return None

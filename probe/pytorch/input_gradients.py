@@ -5,7 +5,7 @@ The graph does not change: hooks are placed on the nodes that consume the input 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,9 +18,6 @@ from probe.core.backend.protocols import Guard, OutOfReach
 from probe.pytorch import compiled
 from probe.pytorch.dtensor import add
 from probe.pytorch.modes import unseen
-
-Edge = tuple[Node | None, int]
-"""A node, or None where no gradient goes on, and the number of its output."""
 
 
 class Inputs(NamedTuple):
@@ -58,18 +55,20 @@ def on_input_gradients(
     inputs: Inputs, outputs: Sequence[torch.Tensor], listeners: Sequence[Callable[[torch.Tensor], None]], guard: Guard
 ) -> None:
     """Listen to the gradient of each watched input through the graph that leads from it to ``outputs``."""
-    targets: dict[Edge, list[Callable[[torch.Tensor], None]]] = {}
+    targets: dict[tuple[Node, int], list[Callable[[torch.Tensor], None]]] = {}
     for edge, listen in zip(inputs.edges, listeners, strict=True):
         if edge is not None:
             targets.setdefault(edge, []).append(listen)
-    consumers = _consumers(inputs, outputs, targets)
-    for target, places in consumers.items():
+    consumers: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
+    for node, index, edge in _consumers(inputs, outputs, targets):
+        consumers.setdefault(edge, []).append((node, index))
+    for edge, places in consumers.items():
         if len(places) == 1:
-            (node, index), listening = places[0], targets[target]
+            (node, index), listening = places[0], targets[edge]
             node.register_hook(guard(partial(_pass_only_gradient, index, listening)))
             continue
         at_end = Variable._execution_engine.queue_callback
-        total = EdgeSum(len(places), targets[target], guard, add=_add, at_end=at_end)
+        total = EdgeSum(len(places), targets[edge], guard, add=_add, at_end=at_end)
         for node, index in places:
             node.register_hook(guard(lambda grads, _, index=index, total=total: total.add(grads[index])))
     for tensor in outputs:  # an input that is returned unchanged has no node of its own
@@ -97,11 +96,9 @@ def _pass_gradient(listen: Callable[[torch.Tensor], None], gradient: torch.Tenso
 
 
 def _consumers(
-    inputs: Inputs, outputs: Sequence[torch.Tensor], targets: Container[Edge]
-) -> dict[Edge, list[tuple[Node, int]]]:
-    """Return for each watched input the nodes made since the module began whose gradients flow into it, each with the
-    number of its gradient."""
-    consumers: dict[Edge, list[tuple[Node, int]]] = {}
+    inputs: Inputs, outputs: Sequence[torch.Tensor], targets: Any
+) -> Iterator[tuple[Node, int, tuple[Node, int]]]:
+    """Yield nodes made since the module began whose gradients flow into a watched input."""
     waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen: set[Node] = set()
     while waiting:
@@ -109,12 +106,13 @@ def _consumers(
         if node in seen or node._sequence_nr() < inputs.began:
             continue
         seen.add(node)
-        for index, edge in enumerate(node.next_functions):
-            if edge in targets:
-                consumers.setdefault(edge, []).append((node, index))
-            elif edge[0] is not None:
-                waiting.append(edge[0])
-    return consumers
+        for index, (source, number) in enumerate(node.next_functions):
+            if source is None:
+                continue
+            if (source, number) in targets:
+                yield node, index, (source, number)
+            else:
+                waiting.append(source)
 
 
 def _add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

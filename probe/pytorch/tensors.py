@@ -39,7 +39,7 @@ pytree.consult(unpacking)
 
 def is_tensor(value: Any) -> bool:
     """Return whether ``value`` is a tensor whose elements exist (a meta tensor has none)."""
-    return issubclass(type(value), torch.Tensor) and not value.is_meta  # isinstance asks the value itself
+    return issubclass(type(value), torch.Tensor) and value.device.type != "meta"  # isinstance asks the value itself
 
 
 def describe(tensor: torch.Tensor) -> tuple[tuple[int, ...], object, Coverage | None]:

@@ -33,12 +33,9 @@ class _Thread:
         self.place = _Place(0, 0)
         """Place of the outermost call."""
 
-    def has(self, listener: object) -> bool:
-        """Return whether ``listener`` keeps something of any call."""
-        for call in self.calls:  # noqa: SIM110 - in each forward; a generator takes longer
-            if listener in call.states:
-                return True
-        return False
+    def number(self, listener: object) -> int:
+        """Return the number of calls of which ``listener`` keeps something."""
+        return sum(listener in call.states for call in self.calls)
 
     def end(self, listener: object) -> object:
         """Return the state of the latest call, which ends; None if there is none. Calls inside it have ended, too."""
@@ -87,9 +84,8 @@ class Forwards:
         Args:
             whole: whether ``module`` is a whole model.
         """
-        if (thread := self._threads.get(identity := get_ident())) is None:
-            thread = self._threads[identity] = _Thread()
-        calls, again = thread.calls, thread.has(listener)
+        thread = self._threads.setdefault(get_ident(), _Thread())
+        calls, again = thread.calls, thread.number(listener) > 0
         if calls and (whole or again):
             thread.drop_interrupted(module, again)
         if not calls:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +41,6 @@ class Readings:
     """The rows of one signal; a repeated key replaces its row."""
 
     micro_stepped: bool
-    before: Mapping[Key, Row] = field(default_factory=dict)
-    """The rows of the step before."""
     rows: dict[Key, Row] = field(default_factory=dict)
     forgotten: set[Key] = field(default_factory=set)
     """Keys of rows whose value is out of date, with no new one yet."""
@@ -51,27 +48,10 @@ class Readings:
     """For rows that are not moments: the number of values each has in the blocks, and the function for its columns."""
 
     def put(self, key: Key, row: Row) -> None:
-        """Add a row, or replace that of the same key. One that equals the row of the step before is the same object:
-        then nothing new is left for the garbage collector to look at, and batches compare rows by identity."""
-        before = self.before.get(key)
-        self.rows[key] = before if before == row else row
+        """Add a row, or replace that of the same key."""
+        self.rows[key] = row
         if self.forgotten:
             self.forgotten.discard(key)
-
-
-class _Form(NamedTuple):
-    """All of a signal's batch but its step and its numbers."""
-
-    about: tuple[object, ...]
-    """The parts of a step from which the other fields follow; while they stay the same, so do these."""
-    fields: dict[str, Any]
-    """Fields of the batch."""
-    at: npt.NDArray[np.int64]
-    """Indices of its rows."""
-    scaled: list[int]
-    """Places of those whose values have a factor in them."""
-    factors: npt.NDArray[np.int64]
-    """Indices of these factors."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +70,6 @@ class Pending:
     """The row of a tensor without elements."""
     distribution: bool = False
     """True if histograms are written though no op needs them."""
-    forms: dict[str, _Form] = field(default_factory=dict)
-    """The latest form of each signal."""
 
     @property
     def size(self) -> int:
@@ -109,46 +87,38 @@ class Pending:
         return [batch for batch in made if batch is not None]
 
     def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
-        where = self.block_rows, len(self.slab), self.held
-        about = [*readings.rows], [*readings.rows.values()], readings.forgotten, readings.micro_stepped, *where
-        form = self.forms.get(signal)
-        if form is None or form.about != about:
-            form = self.forms[signal] = self._form(signal, readings, about)
-        values = rows[form.at]
-        # each column side by side
-        columns = dict(zip((name for name in self.columns if name != HISTOGRAM), values.T.copy(), strict=False))
+        described, order, references, factors = (
+            zip(*readings.rows.values(), strict=True) if readings.rows else ((),) * 4
+        )
+        shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
+        resolved = [self.held[number] if kind == HELD else (kind, number) for kind, number in references]
+        at = self._indices(resolved)
+        columns = {name: rows[at, i] for i, name in enumerate(self.columns) if name != HISTOGRAM}
         if HISTOGRAM in self.columns:
-            columns[HISTOGRAM] = values[:, -BINS:]
-        if form.scaled:
-            scale = np.ones(len(form.at))
-            scale[form.scaled] = rows[form.factors, 0]
+            columns[HISTOGRAM] = rows[at, -BINS:]
+        if scaled := [place for place, factor in enumerate(factors) if factor is not None]:
+            scale = np.ones(len(factors))
+            scale[scaled] = rows[self._indices([factors[place] for place in scaled]), 0]
             columns = _unscaled(columns, scale)
-        return Batch(step=step, columns=columns, **form.fields)
-
-    def _form(self, signal: str, readings: Readings, about: tuple[object, ...]) -> _Form:
-        """Return the form of a signal with the rows that have a value."""
-        keys: list[Key] = []
-        references: list[Reference] = []
-        for key, (_, _, (kind, number), _) in readings.rows.items():
-            resolved = self.held[number] if kind == HELD else (kind, number)
-            if resolved[0] != MISSING and key not in readings.forgotten:
-                keys.append(key)
-                references.append(resolved)
-        rows = [readings.rows[key] for key in keys]
-        described = [row[0] for row in rows]
-        coverage = tuple(coverage for _, _, coverage in described)
-        factors = {place: factor for place, (*_, factor) in enumerate(rows) if factor is not None}
-        fields = {
-            "signal": signal,
-            "keys": tuple(keys),
-            "shapes": tuple(shape for shape, _, _ in described),
-            "dtypes": tuple(str(dtype) for _, dtype, _ in described),
-            "order": np.array([row[1] for row in rows], dtype=np.int64),
-            "micro_stepped": readings.micro_stepped,
-            "coverage": coverage if any(coverage) else (),
-            "distribution": self.distribution,
-        }
-        return _Form(about, fields, self._indices(references), [*factors], self._indices(factors.values()))
+        dtypes = {dtype: str(dtype) for dtype in set(kinds)}
+        batch = Batch(
+            signal=signal,
+            step=step,
+            keys=tuple(readings.rows),
+            shapes=shapes,
+            dtypes=tuple(dtypes[dtype] for dtype in kinds),
+            order=np.array(order, dtype=np.int64),
+            columns=columns,
+            micro_stepped=readings.micro_stepped,
+            coverage=coverage if any(coverage) else (),
+            distribution=self.distribution,
+        )
+        remaining = [
+            row
+            for row, (key, (kind, _)) in enumerate(zip(readings.rows, resolved, strict=True))
+            if kind != MISSING and key not in readings.forgotten
+        ]
+        return batch if len(remaining) == len(resolved) else _only(batch, remaining)
 
     def _indices(self, references: Iterable[Reference]) -> npt.NDArray[np.int64]:
         """Return where the referenced values are among the rows of the blocks, those of the slab and, last, the one of
@@ -186,6 +156,19 @@ def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch 
     )
 
 
+def _only(batch: Batch, remaining: Sequence[int]) -> Batch:
+    """Return ``batch`` with the rows ``remaining`` alone."""
+    return replace(
+        batch,
+        keys=tuple(batch.keys[row] for row in remaining),
+        shapes=tuple(batch.shapes[row] for row in remaining),
+        dtypes=tuple(batch.dtypes[row] for row in remaining),
+        order=batch.order[remaining],
+        columns={name: values[remaining] for name, values in batch.columns.items()},
+        coverage=tuple(batch.coverage[row] for row in remaining) if batch.coverage else (),
+    )
+
+
 def _unscaled(columns: dict[str, Array], scale: Array) -> dict[str, Array]:
     """Moments of ``x / scale`` from those of ``x``."""
     power = {"min": 1, "max": 1, "sum": 1, "sumsq": 2, "m2": 2}
@@ -216,12 +199,6 @@ class Recorder:
         self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
         self._failed, self._distribution = failed, distribution
         self._slab, self._nothing = Slab(self.columns, eps), nothing(self.columns)[np.newaxis]
-        self._reads = self._slab.writes
-        """True if the compiled pass computes every column."""
-        self._reads_scaled = self._reads and "below" not in self.columns
-        """True if it does of values that are too large by a factor, too."""
-        self._before_rows: dict[str, dict[Key, Row]] = {}
-        self._forms: dict[str, _Form] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -273,8 +250,11 @@ class Recorder:
         self._put(signal, micro_stepped).put(key, row)
         self._calls += 1
 
-    def _host_place(self, tensor: Tensor | Shard) -> HostPlace | None:
-        """Return where the compiled pass can read ``tensor``; None if it cannot."""
+    def _host_place(self, tensor: Tensor | Shard, scale: Tensor | None) -> HostPlace | None:
+        """Return where the compiled pass can read ``tensor``, and only its values are ``scale`` times too large; else
+        None."""
+        if not self._slab.writes or (scale is not None and "below" in self.columns):
+            return None
         try:
             if type(tensor) is not Shard:
                 return self._tensors.host_place(tensor)
@@ -285,7 +265,7 @@ class Recorder:
 
     def _read(self, tensor: Tensor | Shard, scale: Tensor | None, shared: bool) -> Reading:
         """Return the reading of one tensor; of one that was recorded in this step as it is, the same again."""
-        place = self._host_place(tensor) if (self._reads if scale is None else self._reads_scaled) else None
+        place = self._host_place(tensor, scale)
         if not shared or (place is not None and place[1] <= SHARED):
             return self._reduce(tensor, place, scale)
         identity, alive = self._tensors.identity(tensor.tensor if type(tensor) is Shard else tensor)
@@ -330,9 +310,7 @@ class Recorder:
 
     def _read_all(self, tensors: Sequence[Tensor | Shard], scale: Tensor | None) -> list[Reading | None]:
         """Return the readings of the tensors that the compiled pass reads where they lie; None for others."""
-        if not (self._reads if scale is None else self._reads_scaled):
-            return [None] * len(tensors)
-        places = [*map(self._host_place, tensors)]
+        places = [self._host_place(tensor, scale) for tensor in tensors]
         here = [place for place in places if place is not None]
         where = [place[0] for place in here], [place[1] for place in here], [place[2] for place in here]
         numbers = iter(self._slab.read_each(*where) if here else ())
@@ -395,17 +373,16 @@ class Recorder:
 
     def drain(self) -> Pending:
         """Return the step and begin another; start the one copy to the host."""
-        pending = self._pending(self._readings, self._slab.drain, self._forms)
-        self._before_rows = {signal: readings.rows for signal, readings in self._readings.items()}
+        pending = self._pending(self._readings, self._slab.drain)
         self._begin()
         return pending
 
     def peek(self, signals: Iterable[str] | None) -> Pending:
         """Return the rows of ``signals`` (all if None) so far, and keep collecting."""
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
-        return self._pending(dict(chosen), self._slab.rows, {})
+        return self._pending(dict(chosen), self._slab.rows)
 
-    def _pending(self, readings: dict[str, Readings], rows: Callable[[], Array], forms: dict[str, _Form]) -> Pending:
+    def _pending(self, readings: dict[str, Readings], rows: Callable[[], Array]) -> Pending:
         """Return ``readings``, with the ``rows`` of the slab, after the held tensors have been reduced together."""
         if self._held:
             first = len(self._held_rows)
@@ -413,8 +390,7 @@ class Recorder:
             self._held = []
         wait = self._tensors.to_host(self._blocks) if self._blocks else _no_rows
         held = list(self._held_rows)
-        blocks = wait, self._block_rows, held
-        return Pending(readings, self.columns, *blocks, rows(), self._nothing, self._distribution, forms)
+        return Pending(readings, self.columns, wait, self._block_rows, held, rows(), self._nothing, self._distribution)
 
     def _reduced(
         self, tensors: Sequence[Tensor], scale: Tensor | None, lost: Callable[[int, Exception], object], first: int = 0
@@ -448,7 +424,7 @@ class Recorder:
     def _put(self, signal: str, micro_stepped: bool) -> Readings:
         readings = self._readings.get(signal)
         if readings is None:
-            readings = self._readings[signal] = Readings(micro_stepped, self._before_rows.get(signal, {}))
+            readings = self._readings[signal] = Readings(micro_stepped)
         readings.micro_stepped |= micro_stepped
         return readings
 

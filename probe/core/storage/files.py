@@ -207,15 +207,14 @@ def moved(path: Path, durable: bool = True) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with suppress(FileNotFoundError):
+        if temporary.exists():
             if durable:
                 with temporary.open("rb") as file:
                     os.fsync(file.fileno())
             temporary.replace(path)
-    except BaseException:
+    finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager
@@ -229,20 +228,6 @@ def replacing(path: Path, private: bool = False) -> Iterator[TextIO]:
     Raises:
         OSError: if it cannot be written, or if ``path`` is no regular file: a device would be gone afterwards.
     """
-    text = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-    with _hidden(path, private) as temporary, _made(temporary, "w", **text) as file:
-        yield file
-
-
-def replace_text(path: Path, text: str, private: bool = False) -> None:
-    """Write a text file in one move, as :func:`replacing` does."""
-    with _hidden(path, private) as temporary, _made(temporary, "wb", buffering=0) as file:
-        write_all(file, text.encode("utf-8", "backslashreplace"))
-
-
-@contextmanager
-def _hidden(path: Path, private: bool) -> Iterator[Path]:
-    """Yield the place of a new file as :func:`replacing` does, which has the arguments and errors."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "expected a regular file, or none", str(path))
     hidden = ""
@@ -252,10 +237,17 @@ def _hidden(path: Path, private: bool) -> Iterator[Path]:
             if private:
                 temporary.unlink(missing_ok=True)
                 temporary.touch(0o600, exist_ok=False)
-            yield temporary
+            with _made(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+                yield file
     except OSError as error:
         error.filename = str(path) if error.filename in (None, hidden) else error.filename
         raise
+
+
+def replace_text(path: Path, text: str, private: bool = False) -> None:
+    """Write a text file in one move, as :func:`replacing` does."""
+    with replacing(path, private) as file:
+        file.write(text)
 
 
 def check_target(out: Path) -> None:

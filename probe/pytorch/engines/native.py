@@ -67,11 +67,9 @@ def held(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
     """Return the tensors kept for ``parameter`` under the optimizer's own names, without the step counter."""
-    return {
-        kind: piece(parameter, value)
-        for kind, value in getattr(optimizer, "state", {}).get(parameter, {}).items()
-        if isinstance(value, torch.Tensor) and (kind != "step" or value.dim())
-    }
+    state = getattr(optimizer, "state", {}).get(parameter, {})
+    tensors = {kind: value for kind, value in state.items() if isinstance(value, torch.Tensor)}
+    return {kind: piece(parameter, value) for kind, value in tensors.items() if kind != "step" or value.dim()}
 
 
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:

@@ -251,25 +251,6 @@ def test_a_drained_recorder_begins_anew(tensors: NumPy) -> None:
     assert drained(recorder) == {}
 
 
-def test_a_step_may_differ_from_the_one_before(tensors: NumPy) -> None:
-    """A step that differs from the one before in a name, a shape, its order or a row has the batch of a first step."""
-    recorder = recorder_of(tensors)
-    a, b, c, longer = ("a", Array(1, 2)), ("b", Array(3, 5)), ("c", Array(3, 5)), ("b", Array(3, 4, 5))
-    steps: list[tuple[list[tuple[str, Array]], str]] = [([a, b], ""), ([a, c], ""), ([a, longer], "")]
-    for rows, forgotten in [*steps, ([longer, a], ""), ([longer, a], "a"), ([longer], ""), ([a, b], "b"), ([a, b], "")]:
-        again, first = (_batch_of(each, rows, forgotten) for each in (recorder, recorder_of(tensors)))
-        assert again.keys == first.keys
-        assert (again.shapes, again.order.tolist()) == (first.shapes, first.order.tolist())
-        assert column(again, "mean") == column(first, "mean")
-
-
-def _batch_of(recorder: Recorder, rows: Sequence[tuple[str, Array]], forgotten: str) -> Batch:
-    for name, tensor in rows:
-        recorder.record("grad", Key(name), tensor)
-    recorder.forget("grad", Key(forgotten))
-    return drained(recorder)["grad"]
-
-
 def test_pending_values_can_be_read_twice(tensors: NumPy) -> None:
     """The program and the delivery thread may both ask for the step that ended last."""
     recorder = recorder_of(tensors)

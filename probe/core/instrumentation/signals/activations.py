@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -97,14 +96,13 @@ class ActivationListener:
         self.inner = bool(module.full)
         """True if this is a module of a model, not the whole model."""
         self._wants_gradients = "input_grad" in places or "output_grad" in places
-        self._calls: dict[tuple[str, int], Iterator[int]] = {}
-        self._to_come: dict[int | None, deque[int]] = {}
+        self.drop_step()
 
     def drop_step(self) -> bool:
         """Drop the rest of a step; return true if the module ran in it."""
-        ran = bool(self._calls)
-        self._calls.clear()
-        self._to_come.clear()
+        ran = bool(getattr(self, "_calls", None))
+        self._calls: dict[tuple[str, int], Iterator[int]] = {}
+        self._to_come: dict[int | None, deque[int]] = {}
         return ran
 
     def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
@@ -185,12 +183,14 @@ class ActivationListener:
 
     def _listen(self, part: str, call: int, micro_step: int) -> Callable[[Tensor], None]:
         """Return a function that records a gradient, unless the step has ended meanwhile."""
-        return partial(self._received, part, call, micro_step, self._run.clock.step)
+        run, record, step = self._run, self._record, self._run.clock.step
 
-    def _received(self, part: str, call: int, micro_step: int, step: int, gradient: Tensor) -> None:
-        clock = self._run.clock
-        if clock.step == step and not clock.searching and self._run.in_training_backward():
-            self._record("actv_grad", part, gradient, micro_step, call)
+        def listen(gradient: Tensor) -> None:
+            clock = run.clock
+            if clock.step == step and not clock.searching and run.in_training_backward():
+                record("actv_grad", part, gradient, micro_step, call)
+
+        return listen
 
     def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
         """Return the parts that the place's element selector selects; without a selector, all."""

@@ -38,7 +38,6 @@ def weight_gradients(run: Run) -> Iterator[None]:
 
     def attach(parameter: Watched) -> Remove:
         thing, identity = parameter.thing, id(parameter.thing)
-        alone = lambda: (thing,)  # noqa: E731 - made once: hooks run between operators, when nothing is in the caches
 
         def listen(gradient: Tensor | Shard | None, apart: bool = False, reduced: bool = False) -> None:
             if clock.searching:
@@ -56,7 +55,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
             key, each = parameter.key, bool(per_micro_batch) or apart or identity in restarted
             if each:
                 key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step(backward)))
-            scale = hooks.loss_scale(alone)
+            scale = hooks.loss_scale(lambda: (thing,))
             run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale)
             if reduced:
                 restarted.add(identity)

@@ -13,7 +13,7 @@ from probe.core.moments import COUNTS, derive_all
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
 from probe.core.storage.csv_rows import rows
-from probe.core.storage.files import append, cut_torn_line, open_for_append, replace_text, replacing
+from probe.core.storage.files import LONGEST_LINE, append, cut_torn_line, open_for_append, replace_text, replacing
 from probe.core.storage.layout import (
     CALL,
     CSV,
@@ -183,8 +183,7 @@ def _lay_out(batch: Batch, about: tuple[object, ...], wanted: Sequence[str], ndi
 def _header(file: FileIO, expected: str) -> str:
     """Return the first line of ``file`` without its break; remove a header torn in the middle, and return ``""``."""
     file.seek(0)
-    # with one byte more, a longer line is no beginning of the expected one
-    start = file.read(len(expected.encode("utf-8", "backslashreplace")) + 1).decode("utf-8", "replace")
+    start = file.read(LONGEST_LINE).decode("utf-8", "replace")
     line, ended, _ = start.partition("\n")
     if not ended and expected.startswith(line):
         file.truncate(0)
