@@ -54,7 +54,7 @@ SECTIONS = {
     "code": Section("The kernels as machine code", 40, KERNELS, "code", device=False, compiles=True),
     "tests": Section("Tests of the kernels", 60, KERNELS, "tests", device=False),
     "reading": Section("Bandwidth of a plain read", 15, KERNELS, "reading"),
-    "moments": Section("Moments against reading the bytes once", 30, KERNELS, "moments", device=False),
+    "moments": Section("Moments against reading the bytes once", 90, KERNELS, "moments", device=False),
     "calls": Section("The host's time for a call, and launches", 15, KERNELS, "calls"),
     "sweep": Section("Chunks, lanes and warps", 45, KERNELS, "sweep", device=False),
     "waits": Section("Waits for the device in a sampled step", 60, TRAINING, "waits"),

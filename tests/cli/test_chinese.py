@@ -108,7 +108,13 @@ def test_a_terminal_that_cannot_print_it_gets_english() -> None:
     ("words", "error"),
     [
         (("attach", NO_PROCESS), f"{NO_PROCESS}：没有这样的进程：`ps -u $USER -o pid,args` 列出现有的进程"),
-        (("view", __file__), f"{__file__}：应为含有运行的文件夹，例如某次运行的 MONITOR_OUTPUT_DIR；这是一个文件"),
+        (
+            ("view", __file__),
+            (
+                f"{__file__}：应为含有运行的文件夹，例如某次运行的 MONITOR_OUTPUT_DIR；这是一个文件："
+                "请给出某次运行的文件夹，或含有运行的文件夹"
+            ),
+        ),
         (("view", "--listen", "a:b"), "--listen a:b：应为 HOST:PORT，例如 127.0.0.1:8090 或 0.0.0.0:8090"),
     ],
 )

@@ -73,6 +73,8 @@ class Trained:
             _, gradients = gradients_of(x * float("nan") if number in BAD and compiled else x, y)
             if not drops or ms.amp.all_finite(gradients):
                 optimizer(gradients)
+            if monitor is not None:
+                monitor.flush()  # what is found in a step is known before the next one, however busy the machine is
         if monitor is not None:
             monitor.stop()
             assert monitor.faults == {}

@@ -528,6 +528,7 @@ def test_a_directory_that_vanishes_is_made_again(caplog: pytest.LogCaptureFixtur
     for _ in range(2):
         step(model, optimizer)
     assert {row.step for row in rows_of(monitor)} == {1, 2}
+    assert caplog.text.count("the folder was removed while the run writes to it, with its steps") == 1
 
 
 def test_a_directory_that_becomes_a_file_is_a_fault() -> None:

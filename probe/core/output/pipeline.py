@@ -3,6 +3,7 @@ sinks."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,11 +23,11 @@ from probe.core.rules import Rule
 from probe.core.rules import factory as rule_factory
 from probe.core.rules.evaluate import find
 
+_log = logging.getLogger(__name__)
+
 FINDINGS_KEPT = 1000
 NEWS_KEPT = 100
-REMOVED = (
-    "{}: the folder was removed while the run writes to it, with the steps in it: leave it until the run has ended"
-)
+REMOVED = "%s: the folder was removed while the run writes to it, with its steps: leave it until the run has ended"
 SnapshotListener = Callable[[Snapshot], None]
 """Function that receives every step with its findings, on the delivery thread."""
 Judged = Callable[[int, Sequence[Finding]], None]
@@ -189,7 +190,7 @@ class Writer:
     def _put(self, snapshot: Snapshot) -> None:
         was_there, self._is_there = self._is_there, self._folder is not None and self._folder.is_dir()
         if was_there and not self._is_there:
-            self._faults.note("output", FileNotFoundError(REMOVED.format(self._folder)))
+            _log.warning(REMOVED, self._folder)
         for sink in self._sinks:
             try:
                 sink.write(snapshot)
