@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 from zipfile import is_zipfile
@@ -18,6 +19,7 @@ from probe.core.messages import complain
 from probe.launch.environment import DEEP, LIGHT, SWITCH, flags, watched
 from probe.launch.parent.following import follow
 
+CONFIG = ("-c", "--config")
 CANNOT_RUN, NOT_FOUND = 126, 127
 """Exit codes of shells for a program that cannot be run, and for one that is not there."""
 PYTHON_SUFFIXES = (".py", ".pyw", ".pyc")
@@ -65,6 +67,9 @@ def run(
         text = "{variable}: expected 0, which switches the watching off, or 1, got {switch!r}: the program is watched"
         complain(message(text, variable=SWITCH, switch=switch), "warning")
     hint_at_late("--deep", "--light", command=command)
+    late = [option for option, file in pairwise(arguments) if option in CONFIG and _is_configuration(file)]
+    if late and config is None:
+        _warn_of_late(late[0])
     if flag := unwatched_by(command):
         complain(
             message(
@@ -104,8 +109,22 @@ def hint_at_late(*options: str, command: list[str]) -> None:
     with suppress(OSError):
         late -= {option for option in late if option in Path(script).read_text("utf-8", "replace")}
     if late:
-        text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
-        complain(message(text, late=min(late)), "warning")
+        _warn_of_late(min(late))
+
+
+def _warn_of_late(option: str) -> None:
+    text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
+    complain(message(text, late=option), "warning")
+
+
+def _is_configuration(file: str) -> bool:
+    """Return whether a file is a configuration of a monitor, and not of the program that gets its name."""
+    from probe.core.config.errors import ConfigError
+    from probe.core.config.load import load
+
+    with suppress(ConfigError):
+        return os.path.isfile(file) and bool(load(file))  # noqa: PTH113 - a word of any length
+    return False
 
 
 def _no_script(file: Path, verb: str) -> str:

@@ -77,6 +77,10 @@ def test_options_after_the_script_are_told(tmp_path: Path) -> None:
     done = run("train.py", "--deep", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "['--deep']\n")
     assert "probe: warning: --deep stands after the script, which gets it" in done.stderr
+    (tmp_path / "monitor.json").write_text('{"ops": ["norm"]}')
+    (tmp_path / "own.json").write_text('{"lr": 0.1}')
+    assert "-c stands after the script" in run("train.py", "-c", "monitor.json", cwd=tmp_path).stderr
+    assert "stands after" not in run("train.py", "-c", "own.json", cwd=tmp_path).stderr
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", ">&- 2>&-"])
