@@ -54,7 +54,7 @@ def test_what_float32_cannot_hold_is_left_to_others(place: int, value: float) ->
     assert of(x) is None
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 7, 33, 1025, 100_003])
 @pytest.mark.parametrize(("kind", "dtype"), [(FLOAT32, np.float32), (BFLOAT16, np.uint16), (FLOAT16, np.float16)])
 @pytest.mark.parametrize("values", [[np.nan], [np.inf], [-np.inf], [np.inf, -np.inf], [np.nan, np.inf, -np.nan]])
 def test_what_is_not_finite_is_counted(values: list[float], kind: int, dtype: Any, size: int) -> None:
