@@ -7,7 +7,7 @@ from typing import Any
 
 from probe.core.analysis.diagnosis.analyse import Analysis
 from probe.core.analysis.diagnosis.run_verdict import picture_about, verdict_about
-from probe.core.language import in_language
+from probe.core.language import in_language, message
 from probe.core.naming import LOSS, RUN
 from probe.core.storage.anomaly_json import in_json
 from probe.core.storage.duckdb_reader import Rows
@@ -26,7 +26,7 @@ def page_verdict(analysis: Analysis) -> dict[str, Any]:
     ``loss``, steps and values of the lowest rank. NaN and the infinities are texts."""
     verdict = verdict_about(analysis)
     picture = picture_about(verdict, analysis)
-    texts = {name: in_language(getattr(verdict, name), CHINESE) for name in ("kind", "text")}
+    texts = {"kind": in_language(message(verdict.kind), CHINESE), "text": in_language(verdict.text, CHINESE)}
     advice = [in_language(text, CHINESE) for text in verdict.next_steps]
     if analysis.diagnosis is not None:
         texts["paragraph"] = in_language(analysis.diagnosis.text, CHINESE)
