@@ -277,7 +277,7 @@ class PaddingLearnt(OfTokens):
     title = "Padding is learnt"
     why = "The mean is one over padding, which is learnt in place of the text, and short texts count less."
     source = "https://github.com/huggingface/trl/pull/1625"
-    remedy = "Set the labels of padding to the index that the loss ignores, -100 unless it is told another one."
+    remedy = "Set the labels of padding to the index that the loss ignores, -100 by default."
     relation = "next"
 
     @classmethod
