@@ -51,6 +51,7 @@ LONGEST = (
 LIBRARIES = (
     "deep_signals",
     "deepspeed",
+    "global_stats",
     "megatron",
     "outcomes",
     "run_parallel",

@@ -83,7 +83,10 @@ def run(
 
 
 def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) -> list[str]:
-    """Return the command of a program: Python with a module or a script, or, if it stands after ``--``, as it is."""
+    """Return the command of a program: Python with a module or a script, or, if it stands after ``--``, as it is.
+
+    A script after ``--`` that cannot be run by itself is run by Python.
+    """
     python = [sys.executable, *flags(sys.orig_argv)]
     if module and arguments[0].endswith(".py") and Path(arguments[0]).exists():
         name = ".".join(Path(os.path.relpath(arguments[0])).with_suffix("").parts)
@@ -92,10 +95,11 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
         raise typer.Exit(2)
     if module:
         return [*python, "-m", *arguments]
-    is_command = len(given) > len(arguments) and given[-len(arguments) - 1] == "--"
-    if is_command:
+    is_command, script = len(given) > len(arguments) and given[-len(arguments) - 1] == "--", Path(arguments[0])
+    needs_python = script.suffix in PYTHON_SUFFIXES and script.is_file() and shutil.which(arguments[0]) is None
+    if is_command and not needs_python:
         return arguments
-    if wrong := _no_script(Path(arguments[0]), verb):
+    if wrong := _no_script(script, verb):
         complain(wrong)
         raise typer.Exit(2)
     return [*python, *arguments]

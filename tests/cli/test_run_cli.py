@@ -57,6 +57,8 @@ def test_modules_and_commands_get_their_own_options(tmp_path: Path) -> None:
     assert done.stdout == f"__main__ ['-c', 'x', '--', 'y'] {tmp_path}\n", done.stderr
     done = run("--", "sh", "-c", 'echo "$0 $PROBE_CONFIG"', "-m", cwd=tmp_path)
     assert done.stdout == "-m default\n", done.stderr
+    (tmp_path / "own.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    assert run("--", "own.py", "-c", "x", cwd=tmp_path).stdout == "__main__ ['-c', 'x']\n"  # no program of its own
 
 
 def test_a_process_without_a_framework_costs_nothing(tmp_path: Path) -> None:
