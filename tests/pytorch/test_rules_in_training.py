@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from probe.core.analysis.diagnosis.analyse import analyse
+from probe.core.rules.evaluate import word
 from probe.core.rules.skipped import IN_TRAINING
 from tests.pytorch.watching import watch
 from tests.required import require
@@ -160,3 +162,20 @@ def test_nothing_that_moves_is_named() -> None:
             optimizer.step()
     assert {(f.rule, f.step) for f in monitor.findings} == {("AnomalyFrozen", 4)}
     assert len(monitor.findings) == len([*model.parameters()])
+
+
+@pytest.mark.parametrize(("factor", "kinds"), [(1e6, set()), (math.nan, {"NaN"})])
+def test_of_an_interrupted_step_only_numbers_that_are_not_finite_are_judged(factor: float, kinds: set[str]) -> None:
+    """Its gradients may lack a backward, as those of a discriminator after the generator's."""
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with suppress(KeyboardInterrupt), watch(model, optimizer, format="api", ops=OPS) as monitor:
+        for step in range(STEPS):
+            inputs = torch.randn(16, 8)
+            error = (model(inputs) - inputs[:, :4].sin()).square().mean()
+            (error * (factor if step == STEPS - 1 else 1)).backward()
+            if step == STEPS - 1:
+                raise KeyboardInterrupt
+            optimizer.step()
+            optimizer.zero_grad()
+    assert {word(found.rule, found.op, found.value) for found in monitor.findings} == kinds

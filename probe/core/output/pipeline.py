@@ -21,7 +21,7 @@ from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Finding, Snapshot
 from probe.core.rules import Rule
 from probe.core.rules import factory as rule_factory
-from probe.core.rules.evaluate import find
+from probe.core.rules.evaluate import find, kind_and_grade
 
 _log = logging.getLogger(__name__)
 
@@ -169,6 +169,8 @@ class Writer:
             findings = find(
                 self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e)
             )
+            if snapshot.outcome == "partial":  # its gradients may lack a backward, and so have another size
+                findings = [finding for finding in findings if kind_and_grade(finding)[1] == "critical"]
             snapshot = replace(snapshot, findings=tuple(findings))
         self.findings.extend(findings[: FINDINGS_KEPT - len(self.findings)])
         self._news.extend(findings[:NEWS_KEPT])
