@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -344,9 +345,14 @@ class ScriptWatch:
     def _report(self) -> None:
         for run in self._runs:
             close_report(run.monitor)
-        if not self._runs and not self._reason and (self._new or self._paired):
-            reason = "an optimizer was made, and no model with its parameters was called for training"
-            unwatched(f"nothing was watched: {reason}; {ADVICE.format(framework=self._finder.framework)}")
+        if self._runs or self._reason or not (self._new or self._paired):
+            return
+        if (error := getattr(sys, "last_type", None)) is not None:
+            text = "nothing was watched: the program ended by {error} before a model was trained"
+            unwatched(text.format(error=error.__name__))
+            return
+        reason = "an optimizer was made, and no model with its parameters was called for training"
+        unwatched(f"nothing was watched: {reason}; {ADVICE.format(framework=self._finder.framework)}")
 
 
 def _remembers(optimizer: Any) -> bool:

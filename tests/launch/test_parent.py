@@ -21,15 +21,19 @@ from tests.forks import ROOT
 
 PROBE = [sys.executable, "-m", "probe", "run"]
 NOTES_SIGNALS = """
-import os, signal, sys
+import os, select, signal
 numbers = []
+woken, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.set_wakeup_fd(wake)  # else a signal just before a read is noted after it
 def note(number, frame):
     numbers.append(int(number))
     print("got", int(number), flush=True)
 for number in (1, 2, 3, 10, 12, 15):
     signal.signal(number, note)
 print("ready", os.getpid(), os.getppid(), os.getpgrp(), flush=True)
-sys.stdin.readline()  # restarted after each signal
+while 0 not in select.select([0, woken], [], [])[0]:
+    os.read(woken, 100)
 print("end", numbers, flush=True)
 """
 

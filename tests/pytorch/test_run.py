@@ -280,6 +280,27 @@ def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
     assert "ended with exit code 1 before it made an optimizer" in ours
 
 
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ("", "nothing was watched: the program ended by KeyError before a model was trained"),
+        ("net(torch.ones(1, 2)).sum().backward()", "no step was finished: the program ended with exit code 1"),
+        ("net(torch.ones(1, 2) * float('nan')).sum().backward()", "critical: NaN, first seen in weight, step 0"),
+    ],
+    ids=["before the first forward", "before the first update", "with NaN"],
+)
+def test_a_program_that_fails_before_its_first_update_says_so(tmp_path: Path, calls: str, said: str) -> None:
+    """No advice is given to write lines into it, and what is not finite is no less so."""
+    text = f"import torch\nnet = torch.nn.Linear(2, 1)\no = torch.optim.Adam(net.parameters())\n{calls}\nraise KeyError\n"
+    (tmp_path / "train.py").write_text(text)
+    own = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(tmp_path / "out")}
+    command = probe_command("run", "train.py", modules=user_scripts.TORCH)
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "TrainerMon" not in done.stderr
+
+
 def test_a_launcher_and_all_that_it_starts_are_watched(tmp_path: Path) -> None:
     """`probe run -- torchrun ...`: each rank has its rows, the launcher itself writes nothing."""
     text = """

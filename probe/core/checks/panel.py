@@ -4,7 +4,7 @@ repeats its findings for ever."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from probe.core.checks import CHECKS
 from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
@@ -35,6 +35,8 @@ OF_GRAPHS = frozenset(name for name, check in CHECKS.items() if issubclass(check
 """Checks that judge graphs of losses, which are seen now and then."""
 COMPILED = "updates are compiled, and no hook runs in them"
 ELSEWHERE = "an engine keeps gradients and what it updates elsewhere"
+MOST_NAMED = 3
+"""Checks that are named after one reason."""
 MOST_REPEATS = 3
 """Findings of one check about the same places of one optimizer."""
 MOST = 20
@@ -133,7 +135,7 @@ class CheckPanel:
             parts.append(message("{number} broken ({names})", number=len(self._broken), names=names))
         parts += [message("{number} not applicable", number=absent)] if absent else []
         if unseen:
-            reasons = [joined(": ", [message(reason), ", ".join(names)]) for reason, names in unseen.items()]
+            reasons = [joined(": ", [message(reason), _some(names)]) for reason, names in unseen.items()]
             number = sum(map(len, unseen.values()))
             parts.append(
                 message("{number} could not be seen ({reasons})", number=number, reasons=joined("; ", reasons))
@@ -156,6 +158,10 @@ class CheckPanel:
             first = ELSEWHERE if self._elsewhere and name in OF_OBJECTS else unseen[0]
             return first + (f" (of {len(unseen)} of {len(reasons)} optimizers)" if len(unseen) < len(reasons) else "")
         return None if None in reasons else reasons[0]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MOST_NAMED], *(["..."] if len(names) > MOST_NAMED else [])])
 
 
 def _judged(check: Check, update: JudgedUpdate) -> list[CheckFinding]:

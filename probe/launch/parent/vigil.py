@@ -35,6 +35,7 @@ ENDED = message(
     "nothing was watched on this machine: the program ended with {status} before it made an optimizer of torch or "
     "MindSpore"
 )
+UNSTEPPED = message("no step was finished: the program ended with {status} before its first update")
 MOST_RUNS = 5
 """Number of runs of a program that are reported one by one."""
 PATIENCE_SECONDS = 2.0
@@ -98,13 +99,16 @@ class Vigil:
             complain(message("the report is not ready in time: `{command}` prints it", command=command), "warning")
 
     def _lines(self, status: int, is_reporting: bool) -> list[tuple[str, str]]:
+        how = message("exit code {status}", status=status) if status > 0 else signal.Signals(-status or 1).name
         if next(self._folder.glob(SUMMARIES), None) is None:
-            how = message("exit code {status}", status=status) if status > 0 else signal.Signals(-status or 1).name
             text = message(ENDED.template, status=how) if status else NOTHING
             return [(text, "info")] if is_reporting and not (self._folder / REASON).exists() else []
         lines: list[tuple[str, str]] = []
-        watched = [summary for summary in self._summaries() if summary.steps or not summary.ended]
+        summaries = self._summaries()
+        watched = [each for each in summaries if each.steps or each.findings or not each.ended]
         runs = [*_runs(watched).values()]
+        if summaries and not runs and status:
+            lines.append((message(UNSTEPPED.template, status=how), "info"))
         reported = {ranks[0].launch for ranks in runs}
         for ranks in runs[:MOST_RUNS]:
             lines += self._of_run(ranks, ranks[0].launch in reported)

@@ -106,6 +106,7 @@ def test_nothing_looked_at_is_not_called_sound() -> None:
     """Before the first update nothing holds; what could not be seen is named with its reason."""
     panel = CheckPanel(Faults())
     assert panel.preflight().startswith(f"preflight: 0 hold, {len(CHECKS)} could not be seen (no update so far: ")
+    assert panel.preflight().endswith(", ...)")  # of many, three are named
     training = Training(rates=(float("nan"),), looked=False, loss=float("nan"), loss_seen=False)
     for _ in range(30):
         panel.judge(training.update(readable=False))
