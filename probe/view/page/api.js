@@ -87,10 +87,7 @@ export class Source {
     this.load();
   }
 
-  /**
-   * Ask for an address, or draw once more what it answered.
-   * @param {string} url
-   */
+  /** Ask for an address, or draw once more what it answered. @param {string} url */
   show(url) {
     if (url === this.url && this.answer && !this.flight) this.draw(this.answer);
     this.want(url);

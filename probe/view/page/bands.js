@@ -89,12 +89,8 @@ export function around(lines, row, most) {
 }
 
 /**
- * Bands of the lines that are shown, under each other.
- * @param {Band[]} bands
- * @param {[number, number]} lines first and end
- * @param {number} y
- * @param {number} most pixels of all lines
- * @returns {Segment[]}
+ * Bands of the lines that are shown, from `y` on under each other, of at most so many pixels.
+ * @type {(bands: Band[], lines: [number, number], y: number, most: number) => Segment[]}
  */
 export function segmentsOf(bands, [first, end], y, most) {
   const shown = (bands.length ? bands : [{ title: "", first, end }]).map((band) => ({ ...band, first: Math.max(first, band.first), end: Math.min(end, band.end) })).filter((band) => band.first < band.end);

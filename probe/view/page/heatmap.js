@@ -2,9 +2,9 @@
 import { BAND, fitted, segmentsOf } from "./bands.js";
 import { axisOf, cellsOf, share, shownOf, worstOf } from "./cells.js";
 import { axisText, clamp, columnOf, element, rounded, short, spanText, text } from "./dom.js";
-import { legendOf } from "./legend.js";
-import { paint } from "./paint.js";
-import { colour, whenColoured } from "./palette.js";
+import { legendOf, paint } from "./paint.js";
+import { colour } from "./palette.js";
+import { Plot } from "./plot.js";
 import { drawCurve } from "./sparkline.js";
 import { t } from "./words.js";
 
@@ -27,19 +27,18 @@ const BOLD = `600 ${FONT}`;
  * @property {() => void} [leave] Escape
  */
 
-export class Heatmap {
-  /**
-   * @param {Actions} actions
-   * @param {string} [id]
-   */
+export class Heatmap extends Plot {
+  /** @param {Actions} actions @param {string} [id] */
   constructor(actions, id = "heatmap") {
+    const aria = { role: "application", label: t("heatmap.label"), describedby: "heatmap-keys" };
+    super({ className: "heatmap", id, aria }, actions);
     this.actions = actions;
     this.base = element("canvas");
     this.over = element("canvas", { className: "over" });
-    this.plot = element("div", { className: "heatmap", tabIndex: 0, id, aria: { role: "application", label: t("heatmap.label"), describedby: "heatmap-keys" } }, this.base, this.over);
-    this.readout = element("output", { className: "readout", id: id === "heatmap" ? "readout" : `${id}-readout`, aria: { live: "polite" } });
+    this.place.append(this.base, this.over);
+    this.readout.id = id === "heatmap" ? "readout" : `${id}-readout`;
     this.legend = element("div", { className: "legend" });
-    this.element = element("figure", {}, this.plot, element("figcaption", {}, this.readout, this.legend));
+    this.element = element("figure", {}, this.place, element("figcaption", {}, this.readout, this.legend));
     /** @type {import("./api.js").Binary | null} */
     this.data = null;
     /** @type {import("./cells.js").Cells | null} */
@@ -58,22 +57,17 @@ export class Heatmap {
     /** @type {Look} */
     this.look = { scale: "" };
     this.axis = axisOf([], 0);
-    this.listen();
-  }
-
-  listen() {
-    const { over, plot } = this;
-    over.addEventListener("pointerdown", (event) => this.press(event));
+    const { over } = this;
+    over.addEventListener("pointerdown", (event) => this.grasp(event));
     over.addEventListener("pointermove", (event) => this.move(event));
     over.addEventListener("pointerup", (event) => this.release(event));
-    over.addEventListener("pointercancel", () => this.point(null));
-    over.addEventListener("pointerleave", () => this.drag || document.activeElement === plot || this.point(null));
+    over.addEventListener("pointercancel", () => this.leaveCursor());
+    over.addEventListener("pointerleave", () => this.drag || document.activeElement === this.place || this.leaveCursor());
     over.addEventListener("dblclick", () => this.actions.reset?.());
-    plot.addEventListener("keydown", (event) => this.key(event));
-    plot.addEventListener("blur", () => this.point(null));
-    new ResizeObserver(() => this.draw()).observe(plot);
-    whenColoured(() => this.draw());
   }
+
+  resize = () => this.redraw();
+  leaveCursor = () => this.point(null);
 
   /** @type {(data: import("./api.js").Binary, look: Look) => void} */
   show(data, look) {
@@ -86,7 +80,7 @@ export class Heatmap {
     const inside = (/** @type {Place | null} */ place) => (place && place.line < count && place.column < data.header.steps.length ? place : null);
     this.cursor = inside(this.cursor);
     this.chosen = inside(this.chosen);
-    this.draw();
+    this.redraw();
     this.legend.replaceChildren(...legendOf(this.cells, Boolean(data.header.findings?.length)));
   }
 
@@ -127,7 +121,7 @@ export class Heatmap {
     const [first, end] = this.lines;
     const { curve, arrow = "", bands = [] } = this.look;
     context.font = arrow ? BOLD : FONT;
-    const wide = this.plot.clientWidth;
+    const wide = this.place.clientWidth;
     let left = 20;
     for (let n = first; n < Math.min(end, first + 400); n++) left = Math.max(left, context.measureText(short(this.label(n), 40)).width);
     const x = Math.min(MOST_LABEL, wide * 0.34, left) + 10;
@@ -145,7 +139,7 @@ export class Heatmap {
       canvas.height = Math.round(all * devicePixelRatio);
       canvas.style.height = `${all}px`;
     }
-    this.plot.style.height = `${all}px`;
+    this.place.style.height = `${all}px`;
   }
 
   /**
@@ -177,8 +171,8 @@ export class Heatmap {
 
   // Drawing
 
-  draw() {
-    if (!this.cells || !this.data || !this.plot.clientWidth) return;
+  redraw() {
+    if (!this.cells || !this.data || !this.place.clientWidth) return;
     this.layout();
     const context = /** @type {CanvasRenderingContext2D} */ (this.base.getContext("2d"));
     for (const { first, end, y, height } of this.segments) paint(context, this.cells, [first, end], this.axis, { ...this.box, y, height });
@@ -319,7 +313,7 @@ export class Heatmap {
   // Pointer
 
   /** @param {PointerEvent} event */
-  press(event) {
+  grasp(event) {
     if (event.button !== 0 || event.offsetX < this.box.x || event.offsetX >= this.box.x + this.box.width) return;
     this.over.setPointerCapture(event.pointerId);
     this.drag = { x: event.offsetX, y: event.offsetY, x1: event.offsetX, y1: event.offsetY };
@@ -369,10 +363,7 @@ export class Heatmap {
     this.actions.zoom?.({ columns: [columns[0], columns[columns.length - 1]], lines: [this.lineAt(part.y), this.lineAt(part.y1 - 0.01)] });
   }
 
-  /**
-   * The line at a height, or the nearest one.
-   * @param {number} y
-   */
+  /** The line at a height, or the nearest one. @param {number} y */
   lineAt(y) {
     const own = this.segments.find((segment) => y < segment.y + segment.height) ?? this.segments[this.segments.length - 1];
     const line = own.first + Math.floor(((y - own.y) / own.height) * (own.end - own.first));
@@ -388,23 +379,7 @@ export class Heatmap {
 
   // Keys
 
-  /** @param {KeyboardEvent} event */
-  key(event) {
-    if (!this.cells?.columns || event.altKey || event.ctrlKey || event.metaKey) return;
-    const far = event.shiftKey ? 10 : 1;
-    const moves = /** @type {Record<string, [number, number]>} */ ({
-      ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far], ArrowRight: [0, far],
-      PageUp: [-10, 0], PageDown: [10, 0], Home: [0, -Infinity], End: [0, Infinity],
-    });
-    if (event.key in moves) this.step(...moves[event.key]);
-    else if (event.key === "Enter" || event.key === " ") this.actions.choose(this.cursor ?? this.start());
-    else if (event.key === "Escape") this.actions.leave?.();
-    else if (event.key === "+" || event.key === "=") this.closer();
-    else if (event.key === "0") this.actions.reset?.();
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
-  }
+  chooseCursor = () => this.cells?.columns && this.actions.choose(this.cursor ?? this.start());
 
   /** @returns {Place} */
   start() {
@@ -414,7 +389,8 @@ export class Heatmap {
   }
 
   /** @type {(lines: number, columns: number) => void} */
-  step(lines, columns) {
+  moveCursor(lines, columns) {
+    if (!this.cells?.columns) return;
     const from = this.cursor ?? this.start();
     const moved = this.cursor || this.chosen ? { line: from.line + lines, column: from.column + columns } : from;
     this.point({
@@ -431,10 +407,7 @@ export class Heatmap {
     this.actions.zoom?.({ columns: [Math.max(0, column - quarter), Math.min(columns - 1, column + quarter)], lines: [this.lines[0], this.lines[1] - 1] });
   }
 
-  /**
-   * Numbers of a cell in words.
-   * @param {Place} place
-   */
+  /** Numbers of a cell in words. @param {Place} place */
   valueText({ line, column }) {
     const { header, arrays } = /** @type {import("./api.js").Binary} */ (this.data);
     const i = line * header.steps.length + column;
@@ -444,10 +417,7 @@ export class Heatmap {
     return parts.join(" · ") || t("nothing");
   }
 
-  /**
-   * Steps of a column in words.
-   * @param {number} column
-   */
+  /** Steps of a column in words. @param {number} column */
   stepsText(column) {
     const steps = this.data?.header.steps[column] ?? [0, 0];
     return t(steps[0] === steps[1] ? "step.one" : "step.several", { steps: spanText(steps) });

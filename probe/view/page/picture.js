@@ -15,10 +15,7 @@ const FORWARD = ["actv"];
 const BACKWARD = ["grad_unreduced", "grad_reduced", "actv_grad"];
 const COLUMNS = 64;
 
-/**
- * Name of the loss among the numbers of a run; empty if there is none.
- * @param {string[]} names
- */
+/** Name of the loss among the numbers of a run; empty if there is none. @param {string[]} names */
 export const lossOf = (names) => names.find((name) => name === "loss") ?? names.find((name) => /(^|_)loss$/.test(name)) ?? "";
 
 /**
