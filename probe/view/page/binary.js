@@ -1,17 +1,13 @@
 // Arrays of an answer, as packing.py packs them.
 
-/**
- * @typedef {{ header: any, arrays: Record<string, Float64Array | Float32Array | Uint32Array | Int32Array> }} Binary
- */
+/** @typedef {{ header: any, arrays: Record<string, Float64Array | Float32Array | Uint32Array | Int32Array> }} Binary */
 
 const TYPES = { float64: Float64Array, uint32: Uint32Array, int32: Int32Array, int16: Int16Array };
 const SPECIALS = [0, NaN, Infinity, -Infinity];
 const BIAS = 350;
 
-/**
- * Split an answer into its header and its arrays: length of the header, header, arrays one after the other.
- * @type {(buffer: ArrayBuffer) => Binary}
- */
+/** Split an answer into its header and its arrays: length of the header, header, arrays one after the other.
+ * @type {(buffer: ArrayBuffer) => Binary} */
 export function unpacked(buffer) {
   const size = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
@@ -28,10 +24,8 @@ export function unpacked(buffer) {
   return { header, arrays };
 }
 
-/**
- * Numbers of some digits, of the distances of their places from those before them in their lines.
- * @type {(far: ArrayLike<number>, digits: number, width: number) => Float64Array}
- */
+/** Numbers of some digits, of the distances of their places from those before them in their lines.
+ * @type {(far: ArrayLike<number>, digits: number, width: number) => Float64Array} */
 function decimals(far, digits, width) {
   const least = 10 ** (digits - 1);
   const places = new Int32Array(far.length);
@@ -44,10 +38,8 @@ function decimals(far, digits, width) {
   });
 }
 
-/**
- * The bytes of numbers of which those of equal weight stand together.
- * @type {(planes: Uint8Array, length: number) => ArrayBuffer}
- */
+/** The bytes of numbers of which those of equal weight stand together.
+ * @type {(planes: Uint8Array, length: number) => ArrayBuffer} */
 function joined(planes, length) {
   const bytes = new Uint8Array(planes.length);
   const weights = planes.length / length;

@@ -1,6 +1,6 @@
 // Cells of a heatmap: which colour each has, and which of several is shown where there are fewer pixels than cells.
 
-import { clamp } from "./dom.js";
+import { clamp, extremes } from "./dom.js";
 
 export const MISSING = 0;
 export const ZERO = 1;
@@ -18,20 +18,16 @@ const [JUMP, FOLLOWED, CREPT] = [0.7, 0.25, 0.02]; // decades of a jump; shares 
 /** @typedef {ReturnType<typeof cellsOf>} Cells */
 /** @typedef {import("./api.js").Binary["arrays"]} Arrays */
 
-/**
- * The number that a cell shows: of the smallest and the largest the one of the larger magnitude; NaN if there is none.
- * @type {(arrays: Arrays, i: number) => number}
- */
+/** The number that a cell shows: of the smallest and the largest the one of the larger magnitude; NaN if there is none.
+ * @type {(arrays: Arrays, i: number) => number} */
 export function shownOf(arrays, i) {
   const [low, high] = [arrays.minimum[i], arrays.maximum[i]];
   return Math.abs(low) > Math.abs(high) ? low : high;
 }
 
-/**
- * Colours by magnitude (`all`), by the smallest magnitude where the answer has it (`least`), else against each line's own
+/** Colours by magnitude (`all`), by the smallest magnitude where the answer has it (`least`), else against each line's own
  * history.
- * @param {import("./api.js").Binary} binary @param {string} scale
- */
+ * @param {import("./api.js").Binary} binary @param {string} scale */
 export function cellsOf({ header, arrays: all }, scale) {
   const relative = scale !== "all" && scale !== "least";
   const arrays = scale === "least" && all.least ? leastOf(all) : all;
@@ -75,11 +71,7 @@ function kindOf(arrays, i) {
 
 /** @param {Float32Array} sizes */
 function rangeOf(sizes) {
-  let [low, high] = [Infinity, -Infinity];
-  for (const size of sizes) {
-    if (size < low) low = size;
-    if (size > high) high = size;
-  }
+  const [low, high] = extremes(sizes);
   if (low > high) return [0, 1];
   const lacking = Math.max(0, 1 - (high - low)) / 2; // less than a decade is not stretched over all colours
   return [low - lacking, high + lacking];
@@ -114,19 +106,15 @@ export function worstOf(cells, [firstLine, endLine], [firstColumn, endColumn]) {
   return worst;
 }
 
-/**
- * The part of `count` things that the n-th of `places` places stands for.
- * @type {(n: number, places: number, count: number) => [number, number]}
- */
+/** The part of `count` things that the n-th of `places` places stands for.
+ * @type {(n: number, places: number, count: number) => [number, number]} */
 export const share = (n, places, count) => [Math.floor((n * count) / places), Math.max(Math.floor(((n + 1) * count) / places), Math.floor((n * count) / places) + 1)];
 
 /** @typedef {ReturnType<typeof axisOf>} Axis */
 
-/**
- * Columns true to their steps: what was not recorded is a gap.
+/** Columns true to their steps: what was not recorded is a gap.
  * @param {number[][]} spans first and last step of each column
- * @param {number} width pixels
- */
+ * @param {number} width pixels */
 export function axisOf(spans, width) {
   const between = spans.slice(1).map(([first], n) => first - spans[n][0]).sort((a, b) => a - b);
   const step = between[Math.floor(between.length / 2)] ?? 1; // usual distance of columns

@@ -1,11 +1,10 @@
 // Curves over steps, drawn by uPlot; marks at the upper edge where a number is NaN or Inf.
-import { axisText, clamp, columnOf, element, rounded, short, spanText, text } from "./dom.js";
+import { axisText, clamp, columnOf, element, extremes, rounded, short, spanText, text } from "./dom.js";
 import { colour, scale } from "./palette.js";
 import { Plot } from "./plot.js";
 import { t } from "./words.js";
 
-/**
- * @typedef {object} Line
+/** @typedef {object} Line
  * @property {string} label
  * @property {string} colour
  * @property {number} width CSS pixels
@@ -13,20 +12,15 @@ import { t } from "./words.js";
  * @property {ArrayLike<number>} low smallest number of each point, infinities included
  * @property {ArrayLike<number>} high largest number
  * @property {ArrayLike<number>} nan count of NaN
- * @property {ArrayLike<number>} inf count of Inf
- */
-/**
- * @typedef {object} Actions
+ * @property {ArrayLike<number>} inf count of Inf */
+/** @typedef {object} Actions
  * @property {(line: number, point: number) => void} [pick]
  * @property {(from: number, to: number) => void} [zoom] first and last step
  * @property {() => void} [reset]
- * @property {() => void} [leave] Escape
- */
+ * @property {() => void} [leave] Escape */
 
-/**
- * A curve of single numbers; NaN is none.
- * @type {(label: string, values: number[], look: { colour: string } & Partial<Line>) => Line}
- */
+/** A curve of single numbers; NaN is none.
+ * @type {(label: string, values: number[], look: { colour: string } & Partial<Line>) => Line} */
 export function line(label, values, look) {
   const inf = values.map((value) => Number(Math.abs(value) === Infinity));
   return { label, width: 1.4, low: values, high: values, nan: values.map(() => 0), inf, ...look };
@@ -58,11 +52,9 @@ export class Chart extends Plot {
 
   leaveCursor = () => this.plot?.setCursor({ left: -10, top: -10 });
 
-  /**
-   * @param {number[][]} spans first and last step of each point
+  /** @param {number[][]} spans first and last step of each point
    * @param {Line[]} lines
-   * @param {number | null} step a vertical line
-   */
+   * @param {number | null} step a vertical line */
   show(spans, lines, step) {
     Object.assign(this, { spans, lines, step });
     const data = this.data();
@@ -97,19 +89,10 @@ export class Chart extends Plot {
     return [this.spans.map(([first]) => first), ...this.lines.flatMap(({ low, high }) => (banded ? [finite(high), finite(low)] : [finite(high)]))];
   }
 
-  /**
-   * A logarithmic axis, if nothing is zero or negative and there is more than a decade.
-   * @param {uPlot.AlignedData} data
-   */
+  /** A logarithmic axis, if nothing is zero or negative and there is more than a decade.
+   * @param {uPlot.AlignedData} data */
   logarithmic(data) {
-    let [low, high] = [Infinity, -Infinity];
-    for (const values of data.slice(1)) {
-      for (const value of values) {
-        if (value === null || value === undefined) continue;
-        low = Math.min(low, value);
-        high = Math.max(high, value);
-      }
-    }
+    const [low, high] = extremes(data.slice(1).flatMap((values) => Array.from(values, (value) => value ?? NaN)));
     return low > 0 && high / low > 10;
   }
 
@@ -204,10 +187,8 @@ export class Chart extends Plot {
     return parts.join(", ") || t("nothing");
   }
 
-  /**
-   * The line whose point is the nearest one, those of what is not finite at the upper edge.
-   * @type {(plot: uPlot, idx: number, top: number) => number}
-   */
+  /** The line whose point is the nearest one, those of what is not finite at the upper edge.
+   * @type {(plot: uPlot, idx: number, top: number) => number} */
   nearest(plot, idx, top) {
     let [best, least] = [0, Infinity];
     this.lines.forEach((line, n) => {

@@ -1,13 +1,11 @@
 // Elements and numbers as text. Names from data become text nodes alone, never markup.
 
-/**
- * <tag ...properties>children</tag>; strings become text; null is left out.
+/** <tag ...properties>children</tag>; strings become text; null is left out.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
  * @param {Record<string, any>} [properties] properties of the element; `data`, `aria` and `on` are maps of their own
  * @param {...(Node | string | number | null)} children
- * @returns {HTMLElementTagNameMap[K]}
- */
+ * @returns {HTMLElementTagNameMap[K]} */
 export function element(tag, properties = {}, ...children) {
   const { data = {}, aria = {}, on = {}, ...own } = properties;
   const made = Object.assign(document.createElement(tag), own);
@@ -57,10 +55,8 @@ export function fill(place, options, value = "") {
 
 /** @typedef {Node | string | number | null | undefined} Content */
 
-/**
- * A list of facts, without those whose value is null or empty.
- * @param {[name: string, value: Content, id?: string][]} facts
- */
+/** A list of facts, without those whose value is null or empty.
+ * @param {[name: string, value: Content, id?: string][]} facts */
 export function factList(facts) {
   const known = /** @type {[string, string | Node, string?][]} */ (facts.filter(([, value]) => (value ?? "") !== ""));
   const pairs = known.map(([name, value, id]) => [element("dt", { textContent: name }), element("dd", id ? { id } : {}, value)]);
@@ -136,6 +132,16 @@ export const preferred = (known, ...wanted) => wanted.find((name) => known.inclu
 
 /** The nearest number from `low` to `high`. @type {(value: number, low: number, high: number) => number} */
 export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+/** The smallest and the largest of numbers, without NaN. @type {(numbers: Iterable<number>) => [number, number]} */
+export function extremes(numbers) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const number of numbers) {
+    if (number < low) low = number;
+    if (number > high) high = number;
+  }
+  return [low, high];
+}
 
 /** The next of 1, 2, 5, 10, 20, ... on one side of a positive number. @type {(value: number, up: boolean) => number} */
 export function rounded(value, up) {

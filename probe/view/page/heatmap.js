@@ -18,14 +18,12 @@ const BOLD = `600 ${FONT}`;
 /** @typedef {{ line: number, column: number }} Place */
 /** @typedef {{ label: string, points: [number, number][] }} Curve steps and values above the cells */
 /** @typedef {{ scale: string, lines?: [number, number] | null, bands?: import("./bands.js").Band[], curve?: Curve | null, arrow?: string }} Look colours: `all`, `least`, else by history; first and end of the lines to show; text at the chosen cell */
-/**
- * @typedef {object} Actions
+/** @typedef {object} Actions
  * @property {(place: Place) => void} choose
  * @property {(place: Place) => string} read a cell in words
  * @property {(part: { columns: [number, number], lines: [number, number] }) => void} [zoom] first and last of each
  * @property {() => void} [reset] show everything
- * @property {() => void} [leave] Escape
- */
+ * @property {() => void} [leave] Escape */
 
 export class Heatmap extends Plot {
   /** @param {Actions} actions @param {string} [id] */
@@ -35,6 +33,12 @@ export class Heatmap extends Plot {
     this.actions = actions;
     this.base = element("canvas");
     this.over = element("canvas", { className: "over" });
+    this.over.addEventListener("pointerdown", (event) => this.grasp(event));
+    this.over.addEventListener("pointermove", (event) => this.move(event));
+    this.over.addEventListener("pointerup", (event) => this.release(event));
+    this.over.addEventListener("pointercancel", () => this.leaveCursor());
+    this.over.addEventListener("pointerleave", () => this.drag || document.activeElement === this.place || this.leaveCursor());
+    this.over.addEventListener("dblclick", () => actions.reset?.());
     this.place.append(this.base, this.over);
     this.readout.id = id === "heatmap" ? "readout" : `${id}-readout`;
     this.legend = element("div", { className: "legend" });
@@ -57,13 +61,6 @@ export class Heatmap extends Plot {
     /** @type {Look} */
     this.look = { scale: "" };
     this.axis = axisOf([], 0);
-    const { over } = this;
-    over.addEventListener("pointerdown", (event) => this.grasp(event));
-    over.addEventListener("pointermove", (event) => this.move(event));
-    over.addEventListener("pointerup", (event) => this.release(event));
-    over.addEventListener("pointercancel", () => this.leaveCursor());
-    over.addEventListener("pointerleave", () => this.drag || document.activeElement === this.place || this.leaveCursor());
-    over.addEventListener("dblclick", () => this.actions.reset?.());
   }
 
   resize = () => this.redraw();
@@ -84,26 +81,17 @@ export class Heatmap extends Plot {
     this.legend.replaceChildren(...legendOf(this.cells, Boolean(data.header.findings?.length)));
   }
 
-  /**
-   * Put the frame around the cell of a line and a step.
-   * @type {(label: string | number | null, step: number | null) => void}
-   */
+  /** Put the frame around the cell of a line and a step.
+   * @type {(label: string | number | null, step: number | null) => void} */
   choose(label, step) {
-    this.chosen = this.placeOf(label, step);
+    const { lines, steps } = this.data?.header ?? { lines: [], steps: [] };
+    const [line, column] = [lines.indexOf(label), columnOf(steps, step)];
+    this.chosen = line >= 0 && column >= 0 ? { line, column } : null;
     this.drawOver();
   }
 
-  /** @type {(label: string | number | null, step: number | null) => Place | null} */
-  placeOf(label, step) {
-    const { lines, steps } = this.data?.header ?? { lines: [], steps: [] };
-    const [line, column] = [lines.indexOf(label), columnOf(steps, step)];
-    return line >= 0 && column >= 0 ? { line, column } : null;
-  }
-
-  /**
-   * What a cell is about: line, rank (null if none has a number), step and micro step of the number that it shows.
-   * @param {Place} place
-   */
+  /** What a cell is about: line, rank (null if none has a number), step and micro step of the number that it shows.
+   * @param {Place} place */
   about({ line, column }) {
     const { header, arrays } = /** @type {import("./api.js").Binary} */ (this.data);
     const i = line * header.steps.length + column;
@@ -142,10 +130,8 @@ export class Heatmap extends Plot {
     this.place.style.height = `${all}px`;
   }
 
-  /**
-   * Where cells lie, in CSS pixels.
-   * @type {(line: number, column: number) => { x: number, y: number, width: number, height: number }}
-   */
+  /** Where cells lie, in CSS pixels.
+   * @type {(line: number, column: number) => { x: number, y: number, width: number, height: number }} */
   rectangle(line, column) {
     const own = this.segments.find(({ first, end }) => first <= line && line < end) ?? this.segments[0];
     const [left, right] = this.axis.ends(column);
@@ -153,10 +139,8 @@ export class Heatmap extends Plot {
     return { x: this.box.x + left, y: own.y + (line - own.first) * height, width: right - left, height };
   }
 
-  /**
-   * The cell at a position: the worst one of those that share its pixel; null outside.
-   * @type {(event: { offsetX: number, offsetY: number }) => Place | null}
-   */
+  /** The cell at a position: the worst one of those that share its pixel; null outside.
+   * @type {(event: { offsetX: number, offsetY: number }) => Place | null} */
   placeAt({ offsetX, offsetY }) {
     const { cells, axis } = this;
     const own = this.segments.find(({ y, height }) => offsetY >= y && offsetY < y + height);
@@ -277,10 +261,8 @@ export class Heatmap extends Plot {
     context.strokeRect(x + 0.5, y + 0.5, x1 - x - 1, y1 - y - 1);
   }
 
-  /**
-   * An arrow from a text at the right edge to a cell.
-   * @type {(context: CanvasRenderingContext2D, place: Place, label: string) => void}
-   */
+  /** An arrow from a text at the right edge to a cell.
+   * @type {(context: CanvasRenderingContext2D, place: Place, label: string) => void} */
   drawArrow(context, { line, column }, label) {
     const place = this.rectangle(line, column);
     const [from, to, y] = [this.box.x + this.box.width + ARROW, place.x + place.width + 3, place.y + place.height / 2];
@@ -294,10 +276,8 @@ export class Heatmap extends Plot {
     context.fillText(label, from + 4, y);
   }
 
-  /**
-   * A frame around a cell, with an edge in the colour of the ground so that it shows on every colour.
-   * @type {(context: CanvasRenderingContext2D, place: Place, width: number, name: string) => void}
-   */
+  /** A frame around a cell, with an edge in the colour of the ground so that it shows on every colour.
+   * @type {(context: CanvasRenderingContext2D, place: Place, width: number, name: string) => void} */
   frame(context, { line, column }, width, name) {
     if (line < this.lines[0] || line >= this.lines[1]) return;
     const place = this.rectangle(line, column);

@@ -9,10 +9,8 @@ const EVERY = 2000; // milliseconds
 const LONGEST = 10_000;
 const SEND = `job="pretrain", rank=rank, ...).send("train_metrics", { "step": step, "loss": loss })`;
 
-/**
- * A number with four digits; what is not finite in the colour of a fault, and a dash for one that was not sent.
- * @type {(value: import("./dom.js").Value, unit?: string) => HTMLElement}
- */
+/** A number with four digits; what is not finite in the colour of a fault, and a dash for one that was not sent.
+ * @type {(value: import("./dom.js").Value, unit?: string) => HTMLElement} */
 function number(value, unit = "") {
   const className = Number.isFinite(parsed(value) ?? 0) ? "" : "bad";
   return element("span", { className, textContent: text(value) ? `${text(value)}${unit}` : "–" });

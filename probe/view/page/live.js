@@ -5,11 +5,9 @@
 
 const RETRY = 5000;
 
-/**
- * Follow runs: what is returned takes the numbers of those to follow, none for all of them.
+/** Follow runs: what is returned takes the numbers of those to follow, none for all of them.
  * @param {(changes: Changes) => void} changed
- * @param {(state: "live" | "paused" | "lost") => void} become
- */
+ * @param {(state: "live" | "paused" | "lost") => void} become */
 export function live(changed, become) {
   let [runs, cursor, timer] = ["", "", 0];
   /** @type {EventSource | null} */

@@ -2,10 +2,8 @@
 
 const SIGNS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
 
-/**
- * What stands compressed in the page; static.js calls it, too.
- * @param {string} text zlib in base 85: five signs for four bytes
- */
+/** What stands compressed in the page; static.js calls it, too.
+ * @param {string} text zlib in base 85: five signs for four bytes */
 function inflated(text) {
   const values = new Map([...SIGNS].map((sign, n) => [sign, n]));
   const words = new DataView(new ArrayBuffer(Math.ceil(text.length / 5) * 4));

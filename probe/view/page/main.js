@@ -12,15 +12,13 @@ import { Two } from "./two.js";
 import { LANGUAGES, chosen, load, spoken, t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
-/**
- * @typedef {object} Shown a page
+/** @typedef {object} Shown a page
  * @property {HTMLElement} element
  * @property {(state: State) => void} update
  * @property {(changes: import("./live.js").Changes) => void} changed
  * @property {() => number[]} watched numbers of the runs on the screen
  * @property {() => void} leave Escape
- * @property {() => void} [close] end what is under way beside requests
- */
+ * @property {() => void} [close] end what is under way beside requests */
 
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const header = /** @type {HTMLElement} */ (document.getElementById("top"));

@@ -92,11 +92,9 @@ export class Numbers {
   }
 }
 
-/**
- * Bring the points of several answers onto one axis of steps; a point that an answer lacks is undefined, which no curve
+/** Bring the points of several answers onto one axis of steps; a point that an answer lacks is undefined, which no curve
  * is interrupted by.
- * @param {(Binary | null)[]} answers
- */
+ * @param {(Binary | null)[]} answers */
 export function together(answers) {
   /** @type {Map<number, number[]>} */
   const found = new Map();

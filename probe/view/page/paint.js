@@ -24,10 +24,8 @@ function levelColours() {
   return colours;
 }
 
-/**
- * The level of every place of a grid that has at most one place a pixel across, and `down` lines.
- * @type {(cells: Cells, lines: Part, axis: Axis, down: number) => Uint8Array}
- */
+/** The level of every place of a grid that has at most one place a pixel across, and `down` lines.
+ * @type {(cells: Cells, lines: Part, axis: Axis, down: number) => Uint8Array} */
 function gridOf(cells, [first, end], axis, down) {
   const across = axis.first.length;
   const grid = new Uint8Array(across * down);

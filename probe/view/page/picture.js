@@ -18,10 +18,8 @@ const COLUMNS = 64;
 /** Name of the loss among the numbers of a run; empty if there is none. @param {string[]} names */
 export const lossOf = (names) => names.find((name) => name === "loss") ?? names.find((name) => /(^|_)loss$/.test(name)) ?? "";
 
-/**
- * Steps and values of a number; what is not finite before what is.
- * @type {(answer: Binary | null) => [number, number][]}
- */
+/** Steps and values of a number; what is not finite before what is.
+ * @type {(answer: Binary | null) => [number, number][]} */
 export function pointsOf(answer) {
   if (!answer) return [];
   const { header, arrays } = answer;
@@ -29,10 +27,8 @@ export function pointsOf(answer) {
 }
 
 export class Picture {
-  /**
-   * @param {number} number of the run
-   * @param {(place: { signal: string, op: string, row: string, rank: number, step: number }) => void} choose
-   */
+  /** @param {number} number of the run
+   * @param {(place: { signal: string, op: string, row: string, rank: number, step: number }) => void} choose */
   constructor(number, choose) {
     this.number = number;
     this.choose = choose;

@@ -1,5 +1,5 @@
 // A curve without axes: above a heatmap, and as one of the size of a word.
-import { element, parsed } from "./dom.js";
+import { element, extremes, parsed } from "./dom.js";
 import { colour, scale } from "./palette.js";
 
 const [WIDTH, HEIGHT, TOP, MARK] = [110, 26, 8, 4]; // pixels; marks of what is not finite lie above `TOP`
@@ -9,8 +9,7 @@ const [WIDTH, HEIGHT, TOP, MARK] = [110, 26, 8, 4]; // pixels; marks of what is 
  * @type {(context: CanvasRenderingContext2D, points: [number, number][], across: (step: number) => number, height: number) => number[]}
  */
 export function drawCurve(context, points, across, height) {
-  const finite = points.map(([, value]) => value).filter(Number.isFinite);
-  const [low, high] = [Math.min(...finite), Math.max(...finite)];
+  const [low, high] = extremes(points.map(([, value]) => value).filter(Number.isFinite));
   Object.assign(context, { strokeStyle: colour("accent"), lineWidth: 1.5 });
   context.beginPath();
   let pen = false;

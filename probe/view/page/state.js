@@ -61,10 +61,8 @@ const here = () => (STATIC ? location.hash || "#" : location.search || "/");
 /** The state that the address has. */
 export const current = () => parse(here().slice(1));
 
-/**
- * Change the state: a new entry of the browser's history, or the same one for what follows the pointer.
- * @type {(changes: Partial<State>, how?: { replace?: boolean }) => void}
- */
+/** Change the state: a new entry of the browser's history, or the same one for what follows the pointer.
+ * @type {(changes: Partial<State>, how?: { replace?: boolean }) => void} */
 export function go(changes, { replace = false } = {}) {
   const address = format({ ...current(), ...changes });
   if (address === here()) return;

@@ -77,10 +77,8 @@ async function rankCells({ n, op, row }) {
   return cells(`ranks/${n}/${op}/${own.rowOf[row]}`, lines, about.ranks.steps);
 }
 
-/**
- * The rank that names the line of a rank, the first of those that it stands for.
- * @type {(ranks: Int32Array, rank: number) => number | undefined}
- */
+/** The rank that names the line of a rank, the first of those that it stands for.
+ * @type {(ranks: Int32Array, rank: number) => number | undefined} */
 const leader = (ranks, rank) => ranks[Math.floor(ranks.indexOf(rank) / about.ranks.ranksALine) * about.ranks.ranksALine];
 
 /** Rows of one rank. @type {(own: Named, rank: number) => Promise<Binary | null>} */
@@ -93,10 +91,8 @@ async function cellsOfRank(own, rank) {
   return { header: { ...header, lines: own.signal.rows }, arrays: { ...arrays, rank: arrays.rank.map((one) => (one < 0 ? one : rank)) } };
 }
 
-/**
- * The lines of these names, and the columns within the steps of a query.
- * @type {(answer: any, names: Iterable<any>, query: URLSearchParams) => Binary}
- */
+/** The lines of these names, and the columns within the steps of a query.
+ * @type {(answer: any, names: Iterable<any>, query: URLSearchParams) => Binary} */
 function cut(answer, names, query) {
   const [from, to] = [Number(query.get("from") ?? 0), Number(query.get("to") ?? Infinity)];
   const at = new Map(Array.from(answer.header.lines, (name, n) => [name, n]));
@@ -138,10 +134,8 @@ async function curve(query) {
   return curves(cut(found, ranks.map((rank) => leader(all, rank)), query), { ranks });
 }
 
-/**
- * The row of a cell: numbers of the ops whose extreme it is, as they stand in the file.
- * @param {URLSearchParams} query
- */
+/** The row of a cell: numbers of the ops whose extreme it is, as they stand in the file.
+ * @param {URLSearchParams} query */
 async function located(query) {
   const own = named(query);
   const { n, signal, row } = own;
@@ -168,10 +162,8 @@ async function located(query) {
     micro_step: place && signal.micro_stepped ? place.micro : null, attributes: await attributes(rank) };
 }
 
-/**
- * Where no op has its extreme, the numbers of the rank, to the digits that the file has of them.
- * @type {(own: Named, rank: number, step: number, values: Record<string, number>) => Promise<{ rounded?: number }>}
- */
+/** Where no op has its extreme, the numbers of the rank, to the digits that the file has of them.
+ * @type {(own: Named, rank: number, step: number, values: Record<string, number>) => Promise<{ rounded?: number }>} */
 async function rounded(own, rank, step, values) {
   if (!about.ranks) return {};
   const [line, column] = [leader((await part("ranks")).rank, rank), columnOf(about.ranks.steps, step)];
@@ -183,10 +175,8 @@ async function rounded(own, rank, step, values) {
   return { rounded: about.ranks.digits };
 }
 
-/**
- * The file that has a row of a step, which is the last one that begins no later, and what to search in it.
- * @type {(signal: any, row: number, own: { micro: number, member: number, directory: number }, step: number) => any}
- */
+/** The file that has a row of a step, which is the last one that begins no later, and what to search in it.
+ * @type {(signal: any, row: number, own: { micro: number, member: number, directory: number }, step: number) => any} */
 function fileOf(signal, row, { micro, member, directory }, step) {
   const files = about.files[signal.files[directory]] ?? [];
   const [file, , isDatabase] = files.filter((/** @type {any[]} */ [, first]) => first <= step).at(-1) ?? [signal.names, 0, false];
