@@ -12,13 +12,6 @@ import { Two } from "./two.js";
 import { LANGUAGES, chosen, load, spoken, t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
-/** @typedef {object} Shown a page
- * @property {HTMLElement} element
- * @property {(state: State) => void} update
- * @property {(changes: import("./live.js").Changes) => void} changed
- * @property {() => number[]} watched numbers of the runs on the screen
- * @property {() => void} leave Escape
- * @property {() => void} [close] end what is under way beside requests */
 
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const header = /** @type {HTMLElement} */ (document.getElementById("top"));
@@ -26,7 +19,7 @@ const header = /** @type {HTMLElement} */ (document.getElementById("top"));
 const JOBS = Boolean(document.body.dataset.jobs);
 const mark = element("span", { id: "live", className: "live", hidden: STATIC || JOBS, aria: { role: "status" } });
 
-/** @type {Shown | null} */
+/** @type {Jobs | Runs | One | Two | null} */
 let page = null;
 let key = "";
 
@@ -43,7 +36,7 @@ async function show(state) {
 
 /** @param {State} state */
 function open(state) {
-  page?.close?.();
+  if (page && "close" in page) page.close();
   Source.forget();
   forgetDrawings();
   drawTop(state);

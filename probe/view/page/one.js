@@ -10,7 +10,7 @@ import { Findings } from "./findings.js";
 import { Heatmap } from "./heatmap.js";
 import { Numbers, together } from "./numbers.js";
 import { LINE_COLOURS, colour, lineColour } from "./palette.js";
-import { Picture, lossOf, pointsOf } from "./picture.js";
+import { Picture, lossOf, pointsOf, signalOf } from "./picture.js";
 import { RowCard } from "./row.js";
 import { NO_ZOOM, ZOOMED, current, go, leave } from "./state.js";
 
@@ -126,15 +126,8 @@ export class One {
 
   // Choices with what stands in for those that the address lacks
 
-  signal() {
-    const { signals, cause } = this.run;
-    const name = preferred(signals.map((/** @type {any} */ one) => one.name), this.state.signal, cause?.signal, "grad_reduced");
-    return signals.find((/** @type {any} */ one) => one.name === name) ?? null;
-  }
-
-  op() {
-    return preferred(this.signal()?.ops ?? [], this.state.op, "norm");
-  }
+  signal = () => signalOf(this.run, this.state.signal, this.run.cause?.signal);
+  op = () => preferred(this.signal()?.ops ?? [], this.state.op, "norm");
 
   ranks() {
     if (this.state.ranks) return this.state.ranks;

@@ -18,6 +18,12 @@ const COLUMNS = 64;
 /** Name of the loss among the numbers of a run; empty if there is none. @param {string[]} names */
 export const lossOf = (names) => names.find((name) => name === "loss") ?? names.find((name) => /(^|_)loss$/.test(name)) ?? "";
 
+/** The first wanted signal that a run has, else `grad_reduced`, else its first. @type {(run: any, ...wanted: (string | undefined)[]) => any} */
+export function signalOf({ signals }, ...wanted) {
+  const name = preferred(signals.map((/** @type {any} */ one) => one.name), ...wanted, "grad_reduced");
+  return signals.find((/** @type {any} */ one) => one.name === name) ?? null;
+}
+
 /** Steps and values of a number; what is not finite before what is.
  * @type {(answer: Binary | null) => [number, number][]} */
 export function pointsOf(answer) {

@@ -5,6 +5,7 @@ import { Differences } from "./differences.js";
 import { button, choice, element, fill, paragraph, preferred, ranksOf, stepsOf, text } from "./dom.js";
 import { Numbers, together } from "./numbers.js";
 import { lineColour } from "./palette.js";
+import { signalOf } from "./picture.js";
 import { RowCard } from "./row.js";
 import { STATIC, absent } from "./static.js";
 import { NO_ZOOM, ZOOMED, addressOf, go, leave } from "./state.js";
@@ -129,9 +130,8 @@ export class Two {
   choices() {
     const { state, difference } = this;
     const [a] = this.runs;
-    const names = a.signals.map((/** @type {any} */ one) => one.name);
-    const name = preferred(names, state.signal, difference?.signal, "grad_reduced");
-    const own = a.signals.find((/** @type {any} */ one) => one.name === name);
+    const own = signalOf(a, state.signal, difference?.signal);
+    const name = own?.name ?? "";
     const same = difference?.signal === name ? difference : null;
     const op = preferred(own?.ops ?? [], state.op, same?.op, "norm");
     const row = preferred(own?.rows ?? [], state.row, same?.row);

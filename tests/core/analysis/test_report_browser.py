@@ -150,8 +150,8 @@ def test_rounded_numbers_are_named_so(
 ) -> None:
     """Without room the norm has four digits and other ops have three, in the card and under the pointer."""
     monkeypatch.setattr(payload, "ROOM", 0)
-    write_report(directories[0].parent, tmp_path / "page.html")
-    open_page(driver, tmp_path / "page.html", signal="grad_reduced", op="min")
+    write_report(directories[0].parent, tmp_path / "report.html")
+    open_page(driver, tmp_path / "report.html", signal="grad_reduced", op="min")
     click_cell(driver, 2, 5)
     settle(driver, "document.querySelector('#row-step')?.innerText.includes(arguments[0])", f" {STEPS[5]} ")
     assert "to 3–4 digits" in driver.find_element("id", "row").text
