@@ -73,7 +73,7 @@ def payload(
 
 
 def _with_room(rows: dict[int, dict[str, str]]) -> dict[int, dict[str, str]]:
-    """Those ways to pack rows that have room; the last one if none has."""
+    """Ways to pack rows that have room; the last one if none has."""
     last = len(ROW_DIGITS) - 1
     return {kind: own for kind, own in rows.items() if kind == last or sum(map(len, own.values())) <= ROOM}
 
