@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from probe.core.analysis.pictures.survey import RowStages, SurveyRow, heads_of
+from probe.core.analysis.pictures.survey import RowStages, SurveyRow, first_files, heads_of, met
 from probe.core.storage.directories import RankDirectory, RecordedRun
-from probe.core.storage.table_files import TableFile
 from probe.view.run_reader import RunReader
 
 
@@ -14,12 +13,12 @@ class RowNames:
     """Order and labels of the rows of a signal.
 
     Args:
-        met: rows in the order of the model, as far as it is known.
+        rows: rows in the order of the model, as far as it is known.
         stages: pipeline stage of each directory, by its index.
     """
 
-    def __init__(self, met: Iterable[SurveyRow], stages: Mapping[int, int]) -> None:
-        self.rows = tuple(met)
+    def __init__(self, rows: Iterable[SurveyRow], stages: Mapping[int, int]) -> None:
+        self.rows = tuple(rows)
         self._place = {row: n for n, row in enumerate(self.rows)}
         self._stages = stages
         self._pipelined = len(set(stages.values())) > 1
@@ -71,18 +70,9 @@ def row_names(reader: RunReader, signal: str, more: Collection[SurveyRow] = ()) 
 def _read(reader: RunReader, signal: str, more: Collection[SurveyRow]) -> RowNames:
     listing = reader.listing()
     stages = stages_of(listing.run.directories)
-    with reader.rows([signal], files={signal: _first_files(listing.files.get(signal, []), stages)}) as rows:
+    with reader.rows([signal], files={signal: first_files(listing.files.get(signal, []), stages)}) as rows:
         if signal not in rows.signals:
             return RowNames(more, stages)
         heads = heads_of(rows, signal, stages, range(len(stages)))
-    met = dict.fromkeys(row for _, (_, _, head) in sorted(heads.items()) for row in head)
-    every = sorted(dict.fromkeys([*met, *more]), key=lambda row: (row.vpp_stage, row.pp_stage))
+    every = sorted(dict.fromkeys([*met(heads), *more]), key=lambda row: (row.vpp_stage, row.pp_stage))
     return RowNames(every, stages)
-
-
-def _first_files(files: Iterable[tuple[int, TableFile]], stages: Mapping[int, int]) -> list[tuple[int, TableFile]]:
-    """Return the first file of each pipeline stage."""
-    found: dict[int, tuple[int, TableFile]] = {}
-    for n, file in files:
-        found.setdefault(stages[n], (n, file))
-    return list(found.values())

@@ -9,7 +9,7 @@ from typing import Any
 
 from probe.core.analysis.pictures.rank_table import RankTable, rank_table
 from probe.core.analysis.pictures.run_details import number_names, run_description, signal_description
-from probe.core.analysis.pictures.survey import SurveyRow, micro_stepped
+from probe.core.analysis.pictures.survey import SurveyRow, first_files, micro_stepped
 from probe.core.analysis.report.findings import Diagnosis, stages_of_ranks
 from probe.core.naming import RUN, STEP_SECONDS, signal_of
 from probe.core.storage.directories import RecordedRun
@@ -155,11 +155,7 @@ def _ends(listing: RunListing) -> dict[str, list[tuple[int, Any]]]:
     stages = stages_of(listing.run.directories)
     found: dict[str, list[tuple[int, Any]]] = {}
     for signal, files in listing.files.items():
-        first: dict[int, tuple[int, Any]] = {}
-        last: dict[int, tuple[int, Any]] = {}
-        for n, file in files:
-            first.setdefault(stages[n], (n, file))
-            last[n] = (n, file)
-        kept = {(n, file.path): (n, file) for n, file in (*first.values(), *last.values())}
+        last = {n: (n, file) for n, file in files}
+        kept = {(n, file.path): (n, file) for n, file in (*first_files(files, stages), *last.values())}
         found[signal] = sorted(kept.values(), key=lambda pair: (pair[0], pair[1].first))
     return found

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import json
 import re
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from tests.packed_text import PACKED, unpacked_text
 
 RUN = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d-rank(\d+)-[0-9a-f]+")
 """The name of a run's directory."""
@@ -24,8 +24,6 @@ VOLATILE = frozenset(
     {"cost_seconds", "process", "host", "overhead", "hooks_seconds", "drain_seconds", "device_seconds"}
 )
 """Fields of JSON objects."""
-PACKED = re.compile(r'(?<=[">])eN[A-Za-z0-9+/]{20,}=*(?=["<])')
-"""Data of a report that are compressed by zlib."""
 COST = re.compile(r'"costs": \[\[.*?\]\]')
 """Seconds of the monitor in a report."""
 EVENTS = "events.out.tfevents"
@@ -55,12 +53,8 @@ def _text(path: Path, root: Path) -> bytes:
 
 
 def _page(path: Path, root: Path) -> bytes:
-    text = PACKED.sub(_unpacked, path.read_text(encoding="utf-8"))
+    text = PACKED.sub(lambda packed: unpacked_text(packed[0]).decode("latin-1"), path.read_text(encoding="utf-8"))
     return COST.sub("", _steady(text, root)).encode()
-
-
-def _unpacked(packed: re.Match[str]) -> str:
-    return zlib.decompress(base64.b64decode(packed[0])).decode("latin-1")
 
 
 def _json(path: Path, root: Path) -> bytes:

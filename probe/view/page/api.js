@@ -4,10 +4,8 @@ import { STATIC, embedded } from "./static.js";
 
 /** @typedef {import("./binary.js").Binary} Binary */
 
-/**
- * Address of a part of the interface; what is null or empty in `query` is left out.
- * @type {(path: string, query?: Record<string, string | number | null | undefined>) => string}
- */
+/** Address of a part of the interface; what is null or empty in `query` is left out.
+ * @type {(path: string, query?: Record<string, string | number | null | undefined>) => string} */
 export function address(path, query = {}) {
   const search = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
@@ -16,28 +14,20 @@ export function address(path, query = {}) {
   return `/api/${path}${search.size ? `?${search}` : ""}`;
 }
 
-/** @param {Response} response */
-async function checked(response) {
+/** @type {(url: string, signal?: AbortSignal, headers?: Record<string, string>) => Promise<Response>} */
+async function asked(url, signal, headers) {
+  const response = await fetch(url, { signal, headers });
   if (response.ok) return response;
   const text = await response.text();
-  let message = text;
-  try {
-    message = JSON.parse(text).error ?? text;
-  } catch {
-    // not JSON: the text itself
-  }
+  const message = /^\{/.test(text) ? JSON.parse(text).error : text;
   throw Object.assign(new Error(message || response.statusText), { status: response.status });
 }
 
 /** @type {(url: string, signal?: AbortSignal, headers?: Record<string, string>) => Promise<any>} */
-export async function json(url, signal, headers) {
-  return STATIC ? embedded(url) : (await checked(await fetch(url, { signal, headers }))).json();
-}
+export const json = async (url, signal, headers) => (STATIC ? embedded(url) : (await asked(url, signal, headers)).json());
 
 /** @type {(url: string, signal?: AbortSignal) => Promise<Binary>} */
-export async function binary(url, signal) {
-  return STATIC ? embedded(url) : unpacked(await (await checked(await fetch(url, { signal }))).arrayBuffer());
-}
+export const binary = async (url, signal) => (STATIC ? embedded(url) : unpacked(await (await asked(url, signal)).arrayBuffer()));
 
 let pending = 0;
 
@@ -47,11 +37,9 @@ function count(change) {
   document.body.dataset.pending = String(pending);
 }
 
-/**
- * What one place of the page shows. `want` replaces a request under way by another one; `renew` asks again for the
+/** What one place of the page shows. `want` replaces a request under way by another one; `renew` asks again for the
  * same, after the request under way, so that a run that grows faster than the server answers is shown all the same.
- * @template T
- */
+ * @template T */
 export class Source {
   /** @type {Set<Source<any>>} those of the page that is shown */
   static all = new Set();
@@ -62,11 +50,9 @@ export class Source {
     Source.all.clear();
   }
 
-  /**
-   * @param {(url: string, signal?: AbortSignal) => Promise<T>} get
+  /** @param {(url: string, signal?: AbortSignal) => Promise<T>} get
    * @param {(answer: T) => void} draw
-   * @param {(problem: Error) => void} fail
-   */
+   * @param {(problem: Error) => void} fail */
   constructor(get, draw, fail) {
     this.get = get;
     this.draw = draw;
@@ -87,10 +73,7 @@ export class Source {
     this.load();
   }
 
-  /**
-   * Ask for an address, or draw once more what it answered.
-   * @param {string} url
-   */
+  /** Ask for an address, or draw once more what it answered. @param {string} url */
   show(url) {
     if (url === this.url && this.answer && !this.flight) this.draw(this.answer);
     this.want(url);

@@ -10,16 +10,12 @@ export const BAND = 17;
 /** @typedef {{ first: number, end: number, y: number, height: number, title: string }} Segment lines of a band on the screen */
 /** @typedef {{ title: string, first: number, end: number }} Band first and end of its lines */
 
-/**
- * An array for cells without numbers, of the kind of another one.
- * @type {(name: string, own: any, size: number) => any}
- */
+/** An array for cells without numbers, of the kind of another one.
+ * @type {(name: string, own: any, size: number) => any} */
 const without = (name, own, size) => new own.constructor(size).fill(name === "rank" ? -1 : own instanceof Float64Array ? NaN : 0);
 
-/**
- * An answer with other lines and columns: those at `order`, in this order (-1 is one without numbers), and `columns`.
- * @type {(answer: Binary, order: number[], columns?: number[]) => Binary}
- */
+/** An answer with other lines and columns: those at `order`, in this order (-1 is one without numbers), and `columns`.
+ * @type {(answer: Binary, order: number[], columns?: number[]) => Binary} */
 export function chosen({ header, arrays }, order, columns = [...header.steps.keys()]) {
   const width = header.steps.length;
   const whole = columns.length === width;
@@ -36,10 +32,8 @@ export function chosen({ header, arrays }, order, columns = [...header.steps.key
   return { header: { ...header, lines: order.map((n) => header.lines[n]), steps: columns.map((n) => header.steps[n]), findings }, arrays: Object.fromEntries(moved) };
 }
 
-/**
- * Weights first, then biases, if a signal has both.
- * @type {(answer: Binary, titles: [string, string]) => { answer: Binary, bands: Band[] }}
- */
+/** Weights first, then biases, if a signal has both.
+ * @type {(answer: Binary, titles: [string, string]) => { answer: Binary, bands: Band[] }} */
 export function weightsAndBiases(answer, titles) {
   const { lines } = answer.header;
   const every = /** @type {number[]} */ (lines.map((/** @type {any} */ _, /** @type {number} */ n) => n));
@@ -49,10 +43,8 @@ export function weightsAndBiases(answer, titles) {
   return { answer: chosen(answer, [...weights, ...biases]), bands: [{ title: titles[0], first: 0, end: weights.length }, { title: titles[1], first: weights.length, end: lines.length }] };
 }
 
-/**
- * Several answers under each other, on the steps of all.
- * @type {(parts: { title: string, answer: Binary }[]) => { answer: Binary, bands: Band[] }}
- */
+/** Several answers under each other, on the steps of all.
+ * @type {(parts: { title: string, answer: Binary }[]) => { answer: Binary, bands: Band[] }} */
 export function stacked(parts) {
   const steps = [...new Map(parts.flatMap(({ answer }) => answer.header.steps.map((/** @type {number[]} */ span) => [span[0], span]))).values()].sort((a, b) => a[0] - b[0]);
   const column = new Map(steps.map(([first], n) => [first, n]));
@@ -73,10 +65,8 @@ export function stacked(parts) {
   return { answer: { header: { lines, steps, findings: [] }, arrays }, bands };
 }
 
-/**
- * Lines around the module of a row, at most `most`: of activations the outputs alone.
- * @type {(lines: string[], row: string, most: number) => number[]}
- */
+/** Lines around the module of a row, at most `most`: of activations the outputs alone.
+ * @type {(lines: string[], row: string, most: number) => number[]} */
 export function around(lines, row, most) {
   const outputs = lines.some((name) => name.includes(".output"));
   const shown = lines.flatMap((name, n) => (!outputs || name.includes(".output") || name === row ? [n] : []));
@@ -88,14 +78,8 @@ export function around(lines, row, most) {
   return shown.slice(first, first + most);
 }
 
-/**
- * Bands of the lines that are shown, under each other.
- * @param {Band[]} bands
- * @param {[number, number]} lines first and end
- * @param {number} y
- * @param {number} most pixels of all lines
- * @returns {Segment[]}
- */
+/** Bands of the lines that are shown, from `y` on under each other, of at most so many pixels.
+ * @type {(bands: Band[], lines: [number, number], y: number, most: number) => Segment[]} */
 export function segmentsOf(bands, [first, end], y, most) {
   const shown = (bands.length ? bands : [{ title: "", first, end }]).map((band) => ({ ...band, first: Math.max(first, band.first), end: Math.min(end, band.end) })).filter((band) => band.first < band.end);
   if (!shown.length) return [{ title: "", first, end: Math.max(end, first + 1), y, height: 72 }];
@@ -108,10 +92,8 @@ export function segmentsOf(bands, [first, end], y, most) {
   });
 }
 
-/**
- * The end of a name that has room.
- * @type {(context: CanvasRenderingContext2D, name: string, width: number) => string}
- */
+/** The end of a name that has room.
+ * @type {(context: CanvasRenderingContext2D, name: string, width: number) => string} */
 export function fitted(context, name, width) {
   let most = name.length;
   while (most > 4 && context.measureText(short(name, most)).width > width) most -= 1;

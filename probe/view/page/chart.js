@@ -1,10 +1,10 @@
 // Curves over steps, drawn by uPlot; marks at the upper edge where a number is NaN or Inf.
-import { axisText, clamp, columnOf, element, rounded, short, spanText, text } from "./dom.js";
-import { colour, scale, whenColoured } from "./palette.js";
+import { axisText, clamp, columnOf, element, extremes, rounded, short, spanText, text } from "./dom.js";
+import { colour, scale } from "./palette.js";
+import { Plot } from "./plot.js";
 import { t } from "./words.js";
 
-/**
- * @typedef {object} Line
+/** @typedef {object} Line
  * @property {string} label
  * @property {string} colour
  * @property {number} width CSS pixels
@@ -12,20 +12,15 @@ import { t } from "./words.js";
  * @property {ArrayLike<number>} low smallest number of each point, infinities included
  * @property {ArrayLike<number>} high largest number
  * @property {ArrayLike<number>} nan count of NaN
- * @property {ArrayLike<number>} inf count of Inf
- */
-/**
- * @typedef {object} Actions
+ * @property {ArrayLike<number>} inf count of Inf */
+/** @typedef {object} Actions
  * @property {(line: number, point: number) => void} [pick]
  * @property {(from: number, to: number) => void} [zoom] first and last step
  * @property {() => void} [reset]
- * @property {() => void} [leave] Escape
- */
+ * @property {() => void} [leave] Escape */
 
-/**
- * A curve of single numbers; NaN is none.
- * @type {(label: string, values: number[], look: { colour: string } & Partial<Line>) => Line}
- */
+/** A curve of single numbers; NaN is none.
+ * @type {(label: string, values: number[], look: { colour: string } & Partial<Line>) => Line} */
 export function line(label, values, look) {
   const inf = values.map((value) => Number(Math.abs(value) === Infinity));
   return { label, width: 1.4, low: values, high: values, nan: values.map(() => 0), inf, ...look };
@@ -34,17 +29,12 @@ export function line(label, values, look) {
 const MARK = 5;
 const FONT = "11px system-ui, sans-serif";
 
-export class Chart {
-  /**
-   * @param {string} label what the chart is about, for screen readers
-   * @param {number} height CSS pixels
-   * @param {Actions} actions
-   */
+export class Chart extends Plot {
+  /** @param {string} label what the chart is about @param {number} height CSS pixels @param {Actions} actions */
   constructor(label, height, actions) {
+    super({ className: "chart", aria: { role: "application", label } }, actions);
     this.actions = actions;
     this.height = height;
-    this.place = element("div", { className: "chart", tabIndex: 0, aria: { role: "application", label } });
-    this.readout = element("output", { className: "readout", aria: { live: "polite" } });
     this.element = element("div", { className: "chart-box" }, this.place, this.readout);
     /** @type {uPlot | null} */
     this.plot = null;
@@ -56,40 +46,36 @@ export class Chart {
     this.step = null;
     /** @type {string[] | null} names of the points, in place of steps */
     this.names = null;
-    this.key = "";
+    this.drawn = "";
     this.focus = 0;
-    new ResizeObserver(() => this.resize()).observe(this.place);
-    whenColoured(() => this.rebuild());
-    this.place.addEventListener("keydown", (event) => this.press(event));
-    this.place.addEventListener("blur", () => this.plot?.setCursor({ left: -10, top: -10 }));
   }
 
-  /**
-   * @param {number[][]} spans first and last step of each point
+  leaveCursor = () => this.plot?.setCursor({ left: -10, top: -10 });
+
+  /** @param {number[][]} spans first and last step of each point
    * @param {Line[]} lines
-   * @param {number | null} step a vertical line
-   */
+   * @param {number | null} step a vertical line */
   show(spans, lines, step) {
     Object.assign(this, { spans, lines, step });
     const data = this.data();
     const key = JSON.stringify([this.logarithmic(data), this.banded(), lines.map((line) => [line.label, line.colour, line.width]), this.names?.length]);
-    if (this.plot && key === this.key) return this.plot.setData(data);
-    this.key = key;
-    this.rebuild();
+    if (this.plot && key === this.drawn) return this.plot.setData(data);
+    this.drawn = key;
+    this.redraw();
   }
 
-  rebuild() {
+  redraw() {
     this.plot?.destroy();
     this.plot = null;
     this.place.hidden = !this.spans.length;
     if (!this.place.clientWidth || !this.spans.length) return;
     const data = this.data();
     this.plot = new uPlot(this.options(this.logarithmic(data)), data, this.place);
-    this.plot.over.addEventListener("click", () => this.pickAtCursor());
+    this.plot.over.addEventListener("click", () => this.chooseCursor());
   }
 
   resize() {
-    if (!this.plot) this.rebuild();
+    if (!this.plot) this.redraw();
     else if (this.place.clientWidth && this.place.clientWidth !== this.plot.width) this.plot.setSize({ width: this.place.clientWidth, height: this.height });
   }
 
@@ -103,19 +89,10 @@ export class Chart {
     return [this.spans.map(([first]) => first), ...this.lines.flatMap(({ low, high }) => (banded ? [finite(high), finite(low)] : [finite(high)]))];
   }
 
-  /**
-   * A logarithmic axis, if nothing is zero or negative and there is more than a decade.
-   * @param {uPlot.AlignedData} data
-   */
+  /** A logarithmic axis, if nothing is zero or negative and there is more than a decade.
+   * @param {uPlot.AlignedData} data */
   logarithmic(data) {
-    let [low, high] = [Infinity, -Infinity];
-    for (const values of data.slice(1)) {
-      for (const value of values) {
-        if (value === null || value === undefined) continue;
-        low = Math.min(low, value);
-        high = Math.max(high, value);
-      }
-    }
+    const [low, high] = extremes(data.slice(1).flatMap((values) => Array.from(values, (value) => value ?? NaN)));
     return low > 0 && high / low > 10;
   }
 
@@ -210,10 +187,8 @@ export class Chart {
     return parts.join(", ") || t("nothing");
   }
 
-  /**
-   * The line whose point is the nearest one, those of what is not finite at the upper edge.
-   * @type {(plot: uPlot, idx: number, top: number) => number}
-   */
+  /** The line whose point is the nearest one, those of what is not finite at the upper edge.
+   * @type {(plot: uPlot, idx: number, top: number) => number} */
   nearest(plot, idx, top) {
     let [best, least] = [0, Infinity];
     this.lines.forEach((line, n) => {
@@ -224,7 +199,7 @@ export class Chart {
     return best;
   }
 
-  pickAtCursor() {
+  chooseCursor() {
     const idx = this.plot?.cursor.idx;
     if (idx !== null && idx !== undefined) this.actions.pick?.(this.focus, idx);
   }
@@ -238,29 +213,17 @@ export class Chart {
     this.actions.zoom?.(Math.max(0, Math.ceil(from)), Math.max(Math.ceil(from), Math.floor(to)));
   }
 
-  /** @param {KeyboardEvent} event */
-  press(event) {
-    if (event.key === "Escape" && this.actions.leave) this.actions.leave();
-    else if (event.key === "Enter") this.pickAtCursor();
-    else if (event.key === "0") this.actions.reset?.();
-    else if (!this.moveTo(event.key, event.shiftKey ? 10 : 1)) return;
-    event.preventDefault();
-    event.stopPropagation();
-  }
-
-  /** @type {(key: string, far: number) => boolean} */
-  moveTo(key, far) {
-    const move = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [-far, 0], ArrowRight: [far, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] })[key];
+  /** @type {(lines: number, columns: number) => void} */
+  moveCursor(lines, columns) {
     const { plot } = this;
-    if (!move || !plot) return false;
+    if (!plot) return;
     const at = columnOf(this.spans, this.step);
     const now = plot.cursor.idx ?? null;
-    const point = clamp((now ?? Math.max(0, at)) + (now === null ? 0 : move[0]), 0, this.spans.length - 1);
-    this.focus = clamp(this.focus + move[1], 0, this.lines.length - 1);
+    const point = clamp((now ?? Math.max(0, at)) + (now === null ? 0 : columns), 0, this.spans.length - 1);
+    this.focus = clamp(this.focus + lines, 0, this.lines.length - 1);
     const value = this.lines[this.focus]?.high[point];
     this.byKeys = true;
     plot.setCursor({ left: plot.valToPos(this.spans[point][0], "x"), top: Number.isFinite(value) ? plot.valToPos(value, "y") : 0 });
     this.byKeys = false;
-    return true;
   }
 }

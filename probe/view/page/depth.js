@@ -16,11 +16,9 @@ export class Depth {
     this.element = element("section", { className: "card", id: "depth", hidden: true }, this.title, this.chart.element);
   }
 
-  /**
-   * @param {import("./api.js").Binary} answer cells of rows
+  /** @param {import("./api.js").Binary} answer cells of rows
    * @param {string} title
-   * @param {number | null} step null for the last one
-   */
+   * @param {number | null} step null for the last one */
   show(answer, title, step) {
     this.answer = answer;
     const { header, arrays } = answer;

@@ -2,9 +2,9 @@
 import { BAND, fitted, segmentsOf } from "./bands.js";
 import { axisOf, cellsOf, share, shownOf, worstOf } from "./cells.js";
 import { axisText, clamp, columnOf, element, rounded, short, spanText, text } from "./dom.js";
-import { legendOf } from "./legend.js";
-import { paint } from "./paint.js";
-import { colour, whenColoured } from "./palette.js";
+import { legendOf, paint } from "./paint.js";
+import { colour } from "./palette.js";
+import { Plot } from "./plot.js";
 import { drawCurve } from "./sparkline.js";
 import { t } from "./words.js";
 
@@ -18,28 +18,31 @@ const BOLD = `600 ${FONT}`;
 /** @typedef {{ line: number, column: number }} Place */
 /** @typedef {{ label: string, points: [number, number][] }} Curve steps and values above the cells */
 /** @typedef {{ scale: string, lines?: [number, number] | null, bands?: import("./bands.js").Band[], curve?: Curve | null, arrow?: string }} Look colours: `all`, `least`, else by history; first and end of the lines to show; text at the chosen cell */
-/**
- * @typedef {object} Actions
+/** @typedef {object} Actions
  * @property {(place: Place) => void} choose
  * @property {(place: Place) => string} read a cell in words
  * @property {(part: { columns: [number, number], lines: [number, number] }) => void} [zoom] first and last of each
  * @property {() => void} [reset] show everything
- * @property {() => void} [leave] Escape
- */
+ * @property {() => void} [leave] Escape */
 
-export class Heatmap {
-  /**
-   * @param {Actions} actions
-   * @param {string} [id]
-   */
+export class Heatmap extends Plot {
+  /** @param {Actions} actions @param {string} [id] */
   constructor(actions, id = "heatmap") {
+    const aria = { role: "application", label: t("heatmap.label"), describedby: "heatmap-keys" };
+    super({ className: "heatmap", id, aria }, actions);
     this.actions = actions;
     this.base = element("canvas");
     this.over = element("canvas", { className: "over" });
-    this.plot = element("div", { className: "heatmap", tabIndex: 0, id, aria: { role: "application", label: t("heatmap.label"), describedby: "heatmap-keys" } }, this.base, this.over);
-    this.readout = element("output", { className: "readout", id: id === "heatmap" ? "readout" : `${id}-readout`, aria: { live: "polite" } });
+    this.over.addEventListener("pointerdown", (event) => this.grasp(event));
+    this.over.addEventListener("pointermove", (event) => this.move(event));
+    this.over.addEventListener("pointerup", (event) => this.release(event));
+    this.over.addEventListener("pointercancel", () => this.leaveCursor());
+    this.over.addEventListener("pointerleave", () => this.drag || document.activeElement === this.place || this.leaveCursor());
+    this.over.addEventListener("dblclick", () => actions.reset?.());
+    this.place.append(this.base, this.over);
+    this.readout.id = id === "heatmap" ? "readout" : `${id}-readout`;
     this.legend = element("div", { className: "legend" });
-    this.element = element("figure", {}, this.plot, element("figcaption", {}, this.readout, this.legend));
+    this.element = element("figure", {}, this.place, element("figcaption", {}, this.readout, this.legend));
     /** @type {import("./api.js").Binary | null} */
     this.data = null;
     /** @type {import("./cells.js").Cells | null} */
@@ -58,22 +61,10 @@ export class Heatmap {
     /** @type {Look} */
     this.look = { scale: "" };
     this.axis = axisOf([], 0);
-    this.listen();
   }
 
-  listen() {
-    const { over, plot } = this;
-    over.addEventListener("pointerdown", (event) => this.press(event));
-    over.addEventListener("pointermove", (event) => this.move(event));
-    over.addEventListener("pointerup", (event) => this.release(event));
-    over.addEventListener("pointercancel", () => this.point(null));
-    over.addEventListener("pointerleave", () => this.drag || document.activeElement === plot || this.point(null));
-    over.addEventListener("dblclick", () => this.actions.reset?.());
-    plot.addEventListener("keydown", (event) => this.key(event));
-    plot.addEventListener("blur", () => this.point(null));
-    new ResizeObserver(() => this.draw()).observe(plot);
-    whenColoured(() => this.draw());
-  }
+  resize = () => this.redraw();
+  leaveCursor = () => this.point(null);
 
   /** @type {(data: import("./api.js").Binary, look: Look) => void} */
   show(data, look) {
@@ -86,30 +77,21 @@ export class Heatmap {
     const inside = (/** @type {Place | null} */ place) => (place && place.line < count && place.column < data.header.steps.length ? place : null);
     this.cursor = inside(this.cursor);
     this.chosen = inside(this.chosen);
-    this.draw();
+    this.redraw();
     this.legend.replaceChildren(...legendOf(this.cells, Boolean(data.header.findings?.length)));
   }
 
-  /**
-   * Put the frame around the cell of a line and a step.
-   * @type {(label: string | number | null, step: number | null) => void}
-   */
+  /** Put the frame around the cell of a line and a step.
+   * @type {(label: string | number | null, step: number | null) => void} */
   choose(label, step) {
-    this.chosen = this.placeOf(label, step);
+    const { lines, steps } = this.data?.header ?? { lines: [], steps: [] };
+    const [line, column] = [lines.indexOf(label), columnOf(steps, step)];
+    this.chosen = line >= 0 && column >= 0 ? { line, column } : null;
     this.drawOver();
   }
 
-  /** @type {(label: string | number | null, step: number | null) => Place | null} */
-  placeOf(label, step) {
-    const { lines, steps } = this.data?.header ?? { lines: [], steps: [] };
-    const [line, column] = [lines.indexOf(label), columnOf(steps, step)];
-    return line >= 0 && column >= 0 ? { line, column } : null;
-  }
-
-  /**
-   * What a cell is about: line, rank (null if none has a number), step and micro step of the number that it shows.
-   * @param {Place} place
-   */
+  /** What a cell is about: line, rank (null if none has a number), step and micro step of the number that it shows.
+   * @param {Place} place */
   about({ line, column }) {
     const { header, arrays } = /** @type {import("./api.js").Binary} */ (this.data);
     const i = line * header.steps.length + column;
@@ -127,7 +109,7 @@ export class Heatmap {
     const [first, end] = this.lines;
     const { curve, arrow = "", bands = [] } = this.look;
     context.font = arrow ? BOLD : FONT;
-    const wide = this.plot.clientWidth;
+    const wide = this.place.clientWidth;
     let left = 20;
     for (let n = first; n < Math.min(end, first + 400); n++) left = Math.max(left, context.measureText(short(this.label(n), 40)).width);
     const x = Math.min(MOST_LABEL, wide * 0.34, left) + 10;
@@ -145,13 +127,11 @@ export class Heatmap {
       canvas.height = Math.round(all * devicePixelRatio);
       canvas.style.height = `${all}px`;
     }
-    this.plot.style.height = `${all}px`;
+    this.place.style.height = `${all}px`;
   }
 
-  /**
-   * Where cells lie, in CSS pixels.
-   * @type {(line: number, column: number) => { x: number, y: number, width: number, height: number }}
-   */
+  /** Where cells lie, in CSS pixels.
+   * @type {(line: number, column: number) => { x: number, y: number, width: number, height: number }} */
   rectangle(line, column) {
     const own = this.segments.find(({ first, end }) => first <= line && line < end) ?? this.segments[0];
     const [left, right] = this.axis.ends(column);
@@ -159,10 +139,8 @@ export class Heatmap {
     return { x: this.box.x + left, y: own.y + (line - own.first) * height, width: right - left, height };
   }
 
-  /**
-   * The cell at a position: the worst one of those that share its pixel; null outside.
-   * @type {(event: { offsetX: number, offsetY: number }) => Place | null}
-   */
+  /** The cell at a position: the worst one of those that share its pixel; null outside.
+   * @type {(event: { offsetX: number, offsetY: number }) => Place | null} */
   placeAt({ offsetX, offsetY }) {
     const { cells, axis } = this;
     const own = this.segments.find(({ y, height }) => offsetY >= y && offsetY < y + height);
@@ -177,8 +155,8 @@ export class Heatmap {
 
   // Drawing
 
-  draw() {
-    if (!this.cells || !this.data || !this.plot.clientWidth) return;
+  redraw() {
+    if (!this.cells || !this.data || !this.place.clientWidth) return;
     this.layout();
     const context = /** @type {CanvasRenderingContext2D} */ (this.base.getContext("2d"));
     for (const { first, end, y, height } of this.segments) paint(context, this.cells, [first, end], this.axis, { ...this.box, y, height });
@@ -283,10 +261,8 @@ export class Heatmap {
     context.strokeRect(x + 0.5, y + 0.5, x1 - x - 1, y1 - y - 1);
   }
 
-  /**
-   * An arrow from a text at the right edge to a cell.
-   * @type {(context: CanvasRenderingContext2D, place: Place, label: string) => void}
-   */
+  /** An arrow from a text at the right edge to a cell.
+   * @type {(context: CanvasRenderingContext2D, place: Place, label: string) => void} */
   drawArrow(context, { line, column }, label) {
     const place = this.rectangle(line, column);
     const [from, to, y] = [this.box.x + this.box.width + ARROW, place.x + place.width + 3, place.y + place.height / 2];
@@ -300,10 +276,8 @@ export class Heatmap {
     context.fillText(label, from + 4, y);
   }
 
-  /**
-   * A frame around a cell, with an edge in the colour of the ground so that it shows on every colour.
-   * @type {(context: CanvasRenderingContext2D, place: Place, width: number, name: string) => void}
-   */
+  /** A frame around a cell, with an edge in the colour of the ground so that it shows on every colour.
+   * @type {(context: CanvasRenderingContext2D, place: Place, width: number, name: string) => void} */
   frame(context, { line, column }, width, name) {
     if (line < this.lines[0] || line >= this.lines[1]) return;
     const place = this.rectangle(line, column);
@@ -319,7 +293,7 @@ export class Heatmap {
   // Pointer
 
   /** @param {PointerEvent} event */
-  press(event) {
+  grasp(event) {
     if (event.button !== 0 || event.offsetX < this.box.x || event.offsetX >= this.box.x + this.box.width) return;
     this.over.setPointerCapture(event.pointerId);
     this.drag = { x: event.offsetX, y: event.offsetY, x1: event.offsetX, y1: event.offsetY };
@@ -369,10 +343,7 @@ export class Heatmap {
     this.actions.zoom?.({ columns: [columns[0], columns[columns.length - 1]], lines: [this.lineAt(part.y), this.lineAt(part.y1 - 0.01)] });
   }
 
-  /**
-   * The line at a height, or the nearest one.
-   * @param {number} y
-   */
+  /** The line at a height, or the nearest one. @param {number} y */
   lineAt(y) {
     const own = this.segments.find((segment) => y < segment.y + segment.height) ?? this.segments[this.segments.length - 1];
     const line = own.first + Math.floor(((y - own.y) / own.height) * (own.end - own.first));
@@ -388,23 +359,7 @@ export class Heatmap {
 
   // Keys
 
-  /** @param {KeyboardEvent} event */
-  key(event) {
-    if (!this.cells?.columns || event.altKey || event.ctrlKey || event.metaKey) return;
-    const far = event.shiftKey ? 10 : 1;
-    const moves = /** @type {Record<string, [number, number]>} */ ({
-      ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far], ArrowRight: [0, far],
-      PageUp: [-10, 0], PageDown: [10, 0], Home: [0, -Infinity], End: [0, Infinity],
-    });
-    if (event.key in moves) this.step(...moves[event.key]);
-    else if (event.key === "Enter" || event.key === " ") this.actions.choose(this.cursor ?? this.start());
-    else if (event.key === "Escape") this.actions.leave?.();
-    else if (event.key === "+" || event.key === "=") this.closer();
-    else if (event.key === "0") this.actions.reset?.();
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
-  }
+  chooseCursor = () => this.cells?.columns && this.actions.choose(this.cursor ?? this.start());
 
   /** @returns {Place} */
   start() {
@@ -414,7 +369,8 @@ export class Heatmap {
   }
 
   /** @type {(lines: number, columns: number) => void} */
-  step(lines, columns) {
+  moveCursor(lines, columns) {
+    if (!this.cells?.columns) return;
     const from = this.cursor ?? this.start();
     const moved = this.cursor || this.chosen ? { line: from.line + lines, column: from.column + columns } : from;
     this.point({
@@ -431,10 +387,7 @@ export class Heatmap {
     this.actions.zoom?.({ columns: [Math.max(0, column - quarter), Math.min(columns - 1, column + quarter)], lines: [this.lines[0], this.lines[1] - 1] });
   }
 
-  /**
-   * Numbers of a cell in words.
-   * @param {Place} place
-   */
+  /** Numbers of a cell in words. @param {Place} place */
   valueText({ line, column }) {
     const { header, arrays } = /** @type {import("./api.js").Binary} */ (this.data);
     const i = line * header.steps.length + column;
@@ -444,10 +397,7 @@ export class Heatmap {
     return parts.join(" · ") || t("nothing");
   }
 
-  /**
-   * Steps of a column in words.
-   * @param {number} column
-   */
+  /** Steps of a column in words. @param {number} column */
   stepsText(column) {
     const steps = this.data?.header.steps[column] ?? [0, 0];
     return t(steps[0] === steps[1] ? "step.one" : "step.several", { steps: spanText(steps) });

@@ -5,63 +5,40 @@
 
 const RETRY = 5000;
 
-export class Live {
-  /**
-   * @param {(changes: Changes) => void} changed
-   * @param {(state: "live" | "paused" | "lost") => void} become
-   */
-  constructor(changed, become) {
-    this.changed = changed;
-    this.become = become;
-    this.runs = "";
-    this.cursor = "";
-    /** @type {EventSource | null} */
-    this.stream = null;
-    this.timer = 0;
-    document.addEventListener("visibilitychange", () => this.open());
-  }
-
-  /**
-   * Follow these runs; an empty list follows all of them.
-   * @param {number[]} numbers
-   */
-  watch(numbers) {
-    const runs = numbers.join(",");
-    if (this.stream && runs === this.runs) return;
-    this.runs = runs;
-    this.open();
-  }
+/** Follow runs: what is returned takes the numbers of those to follow, none for all of them.
+ * @param {(changes: Changes) => void} changed
+ * @param {(state: "live" | "paused" | "lost") => void} become */
+export function live(changed, become) {
+  let [runs, cursor, timer] = ["", "", 0];
+  /** @type {EventSource | null} */
+  let stream = null;
 
   /** Open the stream where the last one ended, or close it if nobody looks. */
-  open() {
-    clearTimeout(this.timer);
-    this.stream?.close();
-    this.stream = null;
-    if (document.hidden) return this.become("paused");
-    const query = new URLSearchParams();
-    if (this.runs) query.set("runs", this.runs);
-    if (this.cursor) query.set("cursor", this.cursor);
-    const stream = new EventSource(`/api/events?${query}`);
-    stream.addEventListener("open", () => this.become("live"));
-    stream.addEventListener("change", (event) => this.receive(/** @type {MessageEvent} */ (event)));
-    stream.addEventListener("error", () => this.lose(stream));
-    this.stream = stream;
+  function open() {
+    clearTimeout(timer);
+    stream?.close();
+    stream = null;
+    if (document.hidden) return become("paused");
+    const query = new URLSearchParams([...(runs ? [["runs", runs]] : []), ...(cursor ? [["cursor", cursor]] : [])]);
+    const own = new EventSource(`/api/events?${query}`);
+    own.addEventListener("open", () => become("live"));
+    own.addEventListener("change", ({ data }) => {
+      const changes = JSON.parse(data);
+      cursor = changes.cursor;
+      changed(changes);
+    });
+    own.addEventListener("error", () => {
+      if (stream !== own) return;
+      become("lost"); // the browser connects again by itself, unless the server refused
+      if (own.readyState === EventSource.CLOSED) timer = setTimeout(open, RETRY);
+    });
+    stream = own;
   }
 
-  /** @param {MessageEvent} event */
-  receive(event) {
-    const changes = JSON.parse(event.data);
-    this.cursor = changes.cursor;
-    this.changed(changes);
-  }
-
-  /**
-   * The browser connects again by itself, unless the server refused.
-   * @param {EventSource} stream
-   */
-  lose(stream) {
-    if (stream !== this.stream) return;
-    this.become("lost");
-    if (stream.readyState === EventSource.CLOSED) this.timer = setTimeout(() => this.open(), RETRY);
-  }
+  document.addEventListener("visibilitychange", open);
+  return (/** @type {number[]} */ numbers) => {
+    if (stream && numbers.join(",") === runs) return;
+    runs = numbers.join(",");
+    open();
+  };
 }

@@ -1,8 +1,8 @@
 // Beginning of the page: which of its pages the address asks for, language, changes of runs.
 import { Source } from "./api.js";
-import { element } from "./dom.js";
+import { button, element } from "./dom.js";
 import { Jobs } from "./jobs.js";
-import { Live } from "./live.js";
+import { live } from "./live.js";
 import { One } from "./one.js";
 import { forgetDrawings } from "./palette.js";
 import { Runs } from "./runs.js";
@@ -12,15 +12,6 @@ import { Two } from "./two.js";
 import { LANGUAGES, chosen, load, spoken, t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
-/**
- * @typedef {object} Shown a page
- * @property {HTMLElement} element
- * @property {(state: State) => void} update
- * @property {(changes: import("./live.js").Changes) => void} changed
- * @property {() => number[]} watched numbers of the runs on the screen
- * @property {() => void} leave Escape
- * @property {() => void} [close] end what is under way beside requests
- */
 
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const header = /** @type {HTMLElement} */ (document.getElementById("top"));
@@ -28,54 +19,45 @@ const header = /** @type {HTMLElement} */ (document.getElementById("top"));
 const JOBS = Boolean(document.body.dataset.jobs);
 const mark = element("span", { id: "live", className: "live", hidden: STATIC || JOBS, aria: { role: "status" } });
 
-/** @type {Shown | null} */
+/** @type {Jobs | Runs | One | Two | null} */
 let page = null;
 let key = "";
-
-/**
- * Which page a state asks for; within one of them only `update` is called.
- * @param {State} state
- */
-const keyOf = (state) => [state.run === null ? "runs" : state.against === null ? "one" : "two", state.run, state.run === null ? null : state.against, spoken()].join(" ");
-
-/** @type {(state: State) => Shown} */
-function made(state) {
-  if (JOBS) return new Jobs();
-  if (state.run === null) return new Runs(state);
-  return state.against === null ? new One(state) : new Two(state);
-}
 
 /** @param {State} state */
 async function show(state) {
   const wanted = chosen(state.lang);
   if (wanted !== spoken()) await load(wanted);
-  if (keyOf(state) === key) page?.update(state);
-  else open(state);
+  const { run, against } = state;
+  const own = [run, run === null ? null : against, spoken()].join(" "); // within one page only `update` is called
+  if (own !== key) open(state);
+  else page?.update(state);
+  key = own;
 }
 
 /** @param {State} state */
 function open(state) {
-  page?.close?.();
+  if (page && "close" in page) page.close();
   Source.forget();
   forgetDrawings();
-  key = keyOf(state);
   drawTop(state);
-  page = made(state);
+  page = JOBS ? new Jobs() : state.run === null ? new Runs(state) : state.against === null ? new One(state) : new Two(state);
   main.replaceChildren(page.element);
   page.update(state);
-  live?.watch(page.watched());
+  watch?.(page.watched());
 }
 
 /** @param {State} state */
 function drawTop(state) {
-  const languages = LANGUAGES.map((name) => element("button", {
-    type: "button", lang: name, textContent: { en: "English", zh: "中文" }[name], aria: { pressed: name === spoken() }, data: { lang: name }, on: { click: () => go({ lang: name }, { replace: true }) },
-  }));
-  const here = state.run === null || STATIC ? [] : [element("a", { href: addressOf({}), textContent: t("runs"), id: "home" })];
-  header.replaceChildren(element("a", { className: "brand", href: addressOf({}), textContent: "probe" }), element("nav", {}, ...here), mark, element("span", { className: "languages" }, ...languages));
+  const names = { en: "English", zh: "中文" };
+  const languages = LANGUAGES.map((lang) =>
+    button(names[lang], () => go({ lang }, { replace: true }), { lang, aria: { pressed: lang === spoken() }, data: { lang } }));
+  const link = (/** @type {any} */ look) => element("a", { href: addressOf({}), ...look });
+  const home = state.run === null || STATIC ? null : link({ textContent: t("runs"), id: "home" });
+  header.replaceChildren(link({ className: "brand", textContent: "probe" }), element("nav", {}, home), mark,
+    element("span", { className: "languages" }, ...languages));
 }
 
-const live = STATIC || JOBS ? null : new Live((changes) => page?.changed(changes), (state) => {
+const watch = STATIC || JOBS ? null : live((changes) => page?.changed(changes), (state) => {
   mark.className = `live ${state}`;
   mark.textContent = t(`live.${state}`);
 });
@@ -83,16 +65,16 @@ const live = STATIC || JOBS ? null : new Live((changes) => page?.changed(changes
 // Links of this application change the state in place of loading it anew.
 document.addEventListener("click", (event) => {
   const link = /** @type {HTMLElement} */ (event.target).closest("a");
-  if (!link || event.defaultPrevented || event.button !== 0 || event.ctrlKey || event.metaKey || event.shiftKey || link.origin !== location.origin || link.pathname !== location.pathname) return;
+  const elsewhere = event.button !== 0 || event.ctrlKey || event.metaKey || event.shiftKey;
+  if (!link || event.defaultPrevented || elsewhere || link.origin !== location.origin || link.pathname !== location.pathname) return;
   event.preventDefault();
   visit(STATIC ? link.hash || "#" : link.search || "/");
 });
 document.addEventListener("keydown", (event) => {
-  const typing = /** @type {HTMLElement} */ (event.target).closest?.("input, select, textarea");
-  if (event.key === "Escape") {
-    if (typing && typing.id !== "filter") /** @type {HTMLElement} */ (typing).blur();
-    else page?.leave();
-  } else if (event.key === "/" && !typing) {
+  const typing = /** @type {HTMLElement | null} */ (/** @type {HTMLElement} */ (event.target).closest?.("input, select, textarea"));
+  if (event.key === "Escape" && typing && typing.id !== "filter") typing.blur();
+  else if (event.key === "Escape") page?.leave();
+  else if (event.key === "/" && !typing) {
     const field = /** @type {HTMLElement | null} */ (document.querySelector("#filter, #find"));
     field?.focus();
     if (field) event.preventDefault();

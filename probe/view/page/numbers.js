@@ -1,7 +1,7 @@
 // Numbers of the run (loss, gradient norm, ...): a small chart each, of one run or of two laid over each other.
 import { Group, address } from "./api.js";
 import { Chart } from "./chart.js";
-import { button, element } from "./dom.js";
+import { button, element, heading } from "./dom.js";
 import { go } from "./state.js";
 import { t } from "./words.js";
 
@@ -12,14 +12,12 @@ const FIRST = 6; // charts that are open from the beginning
 const POINTS = 600;
 
 export class Numbers {
-  /**
-   * @param {import("./chart.js").Actions} actions
-   */
+  /** @param {import("./chart.js").Actions} actions */
   constructor(actions) {
     this.actions = actions;
     this.names = element("div", { className: "chips", aria: { role: "group", label: t("numbers") } });
     this.charts = element("div", { className: "charts" });
-    this.element = element("section", { className: "card", id: "numbers" }, element("div", { className: "heading" }, element("h2", { textContent: t("numbers") }), this.names), this.charts);
+    this.element = element("section", { className: "card", id: "numbers" }, heading(t("numbers"), this.names), this.charts);
     /** @type {Map<string, Chart>} */
     this.open = new Map();
     this.group = new Group(() => this.draw());
@@ -35,11 +33,7 @@ export class Numbers {
     if (visible) this.load();
   }
 
-  /**
-   * @param {Curve[]} curves
-   * @param {string[]} known names that there are
-   * @param {import("./state.js").State} state
-   */
+  /** @param {Curve[]} curves @param {string[]} known names that there are @param {import("./state.js").State} state */
   show(curves, known, state) {
     const names = state.numbers ? state.numbers.split(",").filter((name) => known.includes(name)) : known.slice(0, FIRST);
     this.element.hidden = !known.length;
@@ -98,11 +92,9 @@ export class Numbers {
   }
 }
 
-/**
- * Bring the points of several answers onto one axis of steps; a point that an answer lacks is undefined, which no curve
+/** Bring the points of several answers onto one axis of steps; a point that an answer lacks is undefined, which no curve
  * is interrupted by.
- * @param {(Binary | null)[]} answers
- */
+ * @param {(Binary | null)[]} answers */
 export function together(answers) {
   /** @type {Map<number, number[]>} */
   const found = new Map();

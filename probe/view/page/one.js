@@ -5,16 +5,16 @@ import { weightsAndBiases } from "./bands.js";
 import { controls } from "./controls.js";
 import { Depth } from "./depth.js";
 import { Details } from "./details.js";
-import { element, preferred, ranksOf } from "./dom.js";
+import { element, heading, paragraph, preferred, ranksOf } from "./dom.js";
 import { Findings } from "./findings.js";
 import { Heatmap } from "./heatmap.js";
 import { Numbers, together } from "./numbers.js";
 import { LINE_COLOURS, colour, lineColour } from "./palette.js";
-import { Picture, lossOf, pointsOf } from "./picture.js";
+import { Picture, lossOf, pointsOf, signalOf } from "./picture.js";
 import { RowCard } from "./row.js";
 import { NO_ZOOM, ZOOMED, current, go, leave } from "./state.js";
-import { head, notices } from "./summary.js";
-import { placeOf, verdictCard } from "./verdict.js";
+
+import { head, notices, placeOf, verdictCard } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -29,10 +29,11 @@ export class One {
     this.number = /** @type {number} */ (state.run);
     /** @type {any} */
     this.run = null;
-    this.top = element("div", { className: "run-head" }, element("p", { className: "quiet", textContent: t("reading") }), element("progress"));
+    this.top = element("div", { className: "run-head" }, paragraph(t("reading")), element("progress"));
     this.picture = new Picture(this.number, (place) => this.chooseFinding(place));
     this.findings = new Findings((finding) => this.chooseFinding(finding));
-    this.heatmap = new Heatmap({ choose: (place) => this.chooseCell(place), zoom: (part) => this.zoom(part), reset: ZOOMED.reset, leave, read: (place) => this.read(place) });
+    const actions = { zoom: (/** @type {any} */ part) => this.zoom(part), reset: ZOOMED.reset, leave };
+    this.heatmap = new Heatmap({ ...actions, choose: (place) => this.chooseCell(place), read: (place) => this.read(place) });
     this.controls = controls((changes) => this.choose(changes));
     this.problem = element("p", { className: "failed", id: "heatmap-problem" });
     this.curve = new Chart(t("curve"), 230, { ...ZOOMED, pick: (line, point) => this.pick(line, point) });
@@ -46,18 +47,26 @@ export class One {
     this.parts = element("div", { className: "columns", hidden: true });
     this.element = this.arranged();
     this.summary = new Source(json, (run) => this.receive(run), (problem) => this.refuse(problem));
-    this.cells = new Source(binary, (answer) => this.drawCells(answer), (problem) => this.failCells(problem));
-    this.curves = new Source(binary, (answer) => this.drawCurve(answer), (problem) => this.failCurve(problem));
+    this.cells = new Source(binary, (answer) => this.drawCells(answer), ({ message }) => {
+      this.problem.textContent = message;
+      this.heatmap.element.classList.remove("waiting");
+    });
+    this.curves = new Source(binary, (answer) => this.drawCurve(answer), ({ message }) => {
+      this.curve.show([], [], null);
+      this.curve.readout.textContent = message;
+    });
     this.losses = new Source(binary, () => this.cells.show(this.cells.url), () => {});
     this.summary.want(address(`runs/${this.number}`));
   }
 
   arranged() {
-    const map = element("section", { className: "card", id: "layers" }, element("div", { className: "heading" }, element("h2", { textContent: t("layers.title") })), this.controls.element, this.problem, this.heatmap.element,
-      element("p", { className: "quiet keys", id: "heatmap-keys", textContent: t("heatmap.keys") }));
-    this.overRanks.append( element("div", { className: "heading" }, this.curveTitle, this.rank.label), this.curve.element);
-    this.parts.append(
-      element("div", { className: "wide" }, this.picture.element, map, this.overRanks, this.depth.element, this.numbers.element, this.details.element), element("div", { className: "narrow" }, this.card.element, this.findings.element));
+    const map = element("section", { className: "card", id: "layers" }, heading(t("layers.title")), this.controls.element,
+      this.problem, this.heatmap.element, element("p", { className: "quiet keys", id: "heatmap-keys", textContent: t("heatmap.keys") }));
+    this.overRanks.append(element("div", { className: "heading" }, this.curveTitle, this.rank.label), this.curve.element);
+    const wide = [this.picture, { element: map }, { element: this.overRanks }, this.depth, this.numbers, this.details];
+    const column = (/** @type {string} */ className, /** @type {{ element: HTMLElement }[]} */ parts) =>
+      element("div", { className }, ...parts.map((part) => part.element));
+    this.parts.append(column("wide", wide), column("narrow", [this.card, this.findings]));
     return element("div", { className: "one" }, this.top, this.parts);
   }
 
@@ -70,10 +79,7 @@ export class One {
     if (this.run) this.show();
   }
 
-  /**
-   * A state with the place of the verdict, if the address chooses nothing.
-   * @param {State} state
-   */
+  /** A state with the place of the verdict, if the address chooses nothing. @param {State} state */
   placed(state) {
     const named = this.run && placeOf(this.run);
     const place = this.run?.signals.some((/** @type {any} */ { name }) => name === named?.signal) ? named : null;
@@ -82,10 +88,7 @@ export class One {
     return { ...state, signal: place.signal, op: state.op || place.op, row: place.row, rank: place.rank, step: place.step };
   }
 
-  /**
-   * Change a part of what is chosen, which the address may lack.
-   * @param {Partial<State>} changes
-   */
+  /** Change a part of what is chosen, which the address may lack. @param {Partial<State>} changes */
   choose(changes) {
     const { signal, op, row, rank, step, micro } = this.state;
     go({ signal, op, row, rank, step, micro, ...changes });
@@ -106,46 +109,30 @@ export class One {
     if (before && (before.last_step !== run.last_step || before.finding_total !== run.finding_total || before.analysis !== run.analysis)) this.renew(before);
   }
 
-  /**
-   * Ask again for what has grown: a part of the run that lies before is what it was.
-   * @param {any} before
-   */
+  /** Ask again for what has grown: a part of the run that lies before is what it was. @param {any} before */
   renew(before) {
     this.findings.source.renew();
     this.details.renew();
     const { to } = this.state;
     if (to !== null && to < before.last_step && before.finding_total === this.run.finding_total) return;
-    this.cells.renew();
-    this.losses.renew();
-    this.curves.renew();
-    this.numbers.renew();
+    for (const source of [this.cells, this.losses, this.curves, this.numbers]) source.renew();
   }
 
   /** @param {Error} problem */
   refuse(problem) {
     if (this.run) this.problem.textContent = problem.message;
-    else this.element.replaceChildren(element("p", { className: "failed", textContent: problem.message }));
+    else this.element.replaceChildren(paragraph(problem.message, "failed"));
   }
 
   // Choices with what stands in for those that the address lacks
 
-  signal() {
-    const { signals, cause } = this.run;
-    const name = preferred(signals.map((/** @type {any} */ one) => one.name), this.state.signal, cause?.signal, "grad_reduced");
-    return signals.find((/** @type {any} */ one) => one.name === name) ?? null;
-  }
-
-  op() {
-    return preferred(this.signal()?.ops ?? [], this.state.op, "norm");
-  }
+  signal = () => signalOf(this.run, this.state.signal, this.run.cause?.signal);
+  op = () => preferred(this.signal()?.ops ?? [], this.state.op, "norm");
 
   ranks() {
     if (this.state.ranks) return this.state.ranks;
-    const all = ranksOf(this.run.rank_list ?? "");
-    const first = all.slice(0, RANKS);
     const { rank } = this.state;
-    if (rank !== null && !first.includes(rank)) first.push(rank);
-    return first.join(",");
+    return [...new Set([...ranksOf(this.run.rank_list ?? "").slice(0, RANKS), ...(rank === null ? [] : [rank])])].join(",");
   }
 
   // Drawing
@@ -174,7 +161,7 @@ export class One {
   /** @param {string} signal */
   askCells(signal) {
     const { from, to, order, only, row } = this.state;
-    const width = this.heatmap.plot.clientWidth || MOST_COLUMNS;
+    const width = this.heatmap.place.clientWidth || MOST_COLUMNS;
     const columns = Math.min(MOST_COLUMNS, Math.max(100, Math.ceil((width - 180) / 100) * 100));
     const byRank = this.byRank();
     const url = address(`runs/${this.number}/heatmap`, { signal, op: this.op(), axis: byRank ? "ranks" : "rows", order: byRank ? order : null, row: byRank ? row : null, rank: byRank ? null : only, from, to, columns });
@@ -210,12 +197,6 @@ export class One {
     if (!byRank) this.depth.show(answer, t("curve.op", { op: this.op(), signal: this.signal()?.name ?? "" }), step);
   }
 
-  /** @param {Error} problem */
-  failCells(problem) {
-    this.problem.textContent = problem.message;
-    this.heatmap.element.classList.remove("waiting");
-  }
-
   /** @param {Binary} answer */
   drawCurve(answer) {
     const { header } = answer;
@@ -235,12 +216,6 @@ export class One {
 
   /** @type {number[]} places of the curves in the answer, in the order of drawing: the chosen rank is on top */
   order = [];
-
-  /** @param {Error} problem */
-  failCurve(problem) {
-    this.curve.show([], [], null);
-    this.curve.readout.textContent = problem.message;
-  }
 
   // Actions
 

@@ -1,13 +1,16 @@
-// Pixels of a heatmap. NaN and Inf are striped and dotted in colours of their own, and are never smaller than MARK.
-import { INFINITE, NEGATIVE, NOT_A_NUMBER, POSITIVE, SHADES, ZERO, share, worstOf } from "./cells.js";
-import { element } from "./dom.js";
+// Pixels and legend of a heatmap. NaN and Inf are striped and dotted in colours of their own, and are never smaller than MARK.
+import { INFINITE, MISSING, NEGATIVE, NOT_A_NUMBER, POSITIVE, SHADES, ZERO, share, worstOf } from "./cells.js";
+import { element, text } from "./dom.js";
 import { between, packed, scale } from "./palette.js";
+import { t } from "./words.js";
 
 const MARK = 4;
 /** Pixels of the second colour: stripes in a tile of 5 pixels for NaN, dots in one of 4 for Inf. */
 const [STRIPES, DOTS] = [[[0, 0], [1, 4], [2, 3], [3, 2], [4, 1]], [[1, 1]]];
 
 /** @typedef {import("./cells.js").Cells} Cells */
+/** @typedef {import("./cells.js").Axis} Axis */
+/** @typedef {import("./cells.js").Part} Part */
 
 /** Colours of all levels but the patterned ones, as an ImageData has them. */
 function levelColours() {
@@ -21,13 +24,8 @@ function levelColours() {
   return colours;
 }
 
-/**
- * The level of every place of a grid that has at most one place a pixel.
- * @param {Cells} cells
- * @param {[number, number]} lines first and end of those on the screen
- * @param {import("./cells.js").Axis} axis
- * @param {number} down places
- */
+/** The level of every place of a grid that has at most one place a pixel across, and `down` lines.
+ * @type {(cells: Cells, lines: Part, axis: Axis, down: number) => Uint8Array} */
 function gridOf(cells, [first, end], axis, down) {
   const across = axis.first.length;
   const grid = new Uint8Array(across * down);
@@ -42,13 +40,9 @@ function gridOf(cells, [first, end], axis, down) {
   return grid;
 }
 
-/**
- * @param {CanvasRenderingContext2D} context
- * @param {Cells} cells
- * @param {[number, number]} lines first and end of those on the screen
- * @param {import("./cells.js").Axis} axis
- * @param {{ x: number, y: number, width: number, height: number, ratio: number }} box in CSS pixels; pixels of the screen for each
- */
+/** @typedef {{ x: number, y: number, width: number, height: number, ratio: number }} Box CSS pixels; pixels of the screen for each */
+
+/** @type {(context: CanvasRenderingContext2D, cells: Cells, lines: Part, axis: Axis, box: Box) => void} */
 export function paint(context, cells, lines, axis, box) {
   const [width, height] = [Math.round(box.width * box.ratio), Math.round(box.height * box.ratio)];
   if (width < 1 || height < 1 || !cells.columns || lines[1] <= lines[0]) return;
@@ -77,11 +71,8 @@ export function paint(context, cells, lines, axis, box) {
 }
 
 /**
- * @param {CanvasRenderingContext2D} context
- * @param {[string, string]} colours of the ground and of the marks
- * @param {number[][]} marks
- * @param {number} size
- * @param {number} unit pixels of the screen for each
+ * A ground with marks, in tiles of `size` times `unit` pixels of the screen.
+ * @type {(context: CanvasRenderingContext2D, colours: string[], marks: number[][], size: number, unit: number) => CanvasPattern}
  */
 function pattern(context, [ground, mark], marks, size, unit) {
   const tile = element("canvas", { width: size * unit, height: size * unit });
@@ -96,12 +87,7 @@ function pattern(context, [ground, mark], marks, size, unit) {
 
 /**
  * Fill the places of a level, those that stand alone in no less than a square of `least` pixels.
- * @param {CanvasRenderingContext2D} context
- * @param {Uint8Array} grid
- * @param {number} wanted
- * @param {[number, number]} places across and down
- * @param {[number, number]} size
- * @param {number} least
+ * @type {(context: CanvasRenderingContext2D, grid: Uint8Array, wanted: number, places: Part, size: Part, least: number) => void}
  */
 function fill(context, grid, wanted, [across, down], [width, height], least) {
   const [w, h] = [width / across, height / down];
@@ -113,4 +99,28 @@ function fill(context, grid, wanted, [across, down], [width, height], least) {
     const [from, to] = [Math.round(left), Math.round(top)];
     context.fillRect(from, to, Math.round(left + long) - from, Math.round(top + high) - to);
   }
+}
+
+/** The colours that cells have, and the mark of findings if there are any. @param {Cells} cells @param {boolean} findings */
+export function legendOf(cells, findings) {
+  const own = scale();
+  const ramp = (/** @type {string[]} */ colours, /** @type {boolean} */ reversed) => {
+    const strip = element("canvas", { width: 90, height: 10 });
+    const context = /** @type {CanvasRenderingContext2D} */ (strip.getContext("2d"));
+    for (let n = 0; n < 90; n++) {
+      context.fillStyle = between(colours, (reversed ? 89 - n : n) / 89);
+      context.fillRect(n, 0, 1, 10);
+    }
+    return strip;
+  };
+  const end = (/** @type {number} */ power, sign = "") => `${sign}${cells.relative ? "×" : ""}${text(10 ** power, 2)}`;
+  const parts = [];
+  if (cells.kinds.has(NEGATIVE)) parts.push(end(cells.relative ? cells.low : cells.high, cells.relative ? "" : "−"), ramp(own.negative, true));
+  if (!cells.relative) parts.push(end(cells.low));
+  parts.push(ramp(own.positive, false), end(cells.high));
+  const swatch = (/** @type {string} */ name, /** @type {number} */ kind) =>
+    cells.kinds.has(kind) ? element("span", { className: `swatch ${name}`, textContent: t(`legend.${name}`) }) : null;
+  return [element("span", { className: "ramp" }, ...parts), swatch("nan", NOT_A_NUMBER), swatch("inf", INFINITE), swatch("zero", ZERO),
+    swatch("missing", MISSING), findings ? element("span", { className: "swatch finding", textContent: t("legend.finding") }) : null]
+    .filter((part) => part !== null);
 }

@@ -15,16 +15,17 @@ const FORWARD = ["actv"];
 const BACKWARD = ["grad_unreduced", "grad_reduced", "actv_grad"];
 const COLUMNS = 64;
 
-/**
- * Name of the loss among the numbers of a run; empty if there is none.
- * @param {string[]} names
- */
+/** Name of the loss among the numbers of a run; empty if there is none. @param {string[]} names */
 export const lossOf = (names) => names.find((name) => name === "loss") ?? names.find((name) => /(^|_)loss$/.test(name)) ?? "";
 
-/**
- * Steps and values of a number; what is not finite before what is.
- * @type {(answer: Binary | null) => [number, number][]}
- */
+/** The first wanted signal that a run has, else `grad_reduced`, else its first. @type {(run: any, ...wanted: (string | undefined)[]) => any} */
+export function signalOf({ signals }, ...wanted) {
+  const name = preferred(signals.map((/** @type {any} */ one) => one.name), ...wanted, "grad_reduced");
+  return signals.find((/** @type {any} */ one) => one.name === name) ?? null;
+}
+
+/** Steps and values of a number; what is not finite before what is.
+ * @type {(answer: Binary | null) => [number, number][]} */
 export function pointsOf(answer) {
   if (!answer) return [];
   const { header, arrays } = answer;
@@ -32,10 +33,8 @@ export function pointsOf(answer) {
 }
 
 export class Picture {
-  /**
-   * @param {number} number of the run
-   * @param {(place: { signal: string, op: string, row: string, rank: number, step: number }) => void} choose
-   */
+  /** @param {number} number of the run
+   * @param {(place: { signal: string, op: string, row: string, rank: number, step: number }) => void} choose */
   constructor(number, choose) {
     this.number = number;
     this.choose = choose;

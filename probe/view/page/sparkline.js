@@ -1,20 +1,15 @@
 // A curve without axes: above a heatmap, and as one of the size of a word.
-import { element, parsed } from "./dom.js";
+import { element, extremes, parsed } from "./dom.js";
 import { colour, scale } from "./palette.js";
 
 const [WIDTH, HEIGHT, TOP, MARK] = [110, 26, 8, 4]; // pixels; marks of what is not finite lie above `TOP`
 
 /**
  * Draw values, those that are not finite as marks at the upper edge; return the smallest and the largest finite one.
- * @param {CanvasRenderingContext2D} context
- * @param {[number, number][]} points steps and values
- * @param {(step: number) => number} across
- * @param {number} height
- * @returns {[number, number]}
+ * @type {(context: CanvasRenderingContext2D, points: [number, number][], across: (step: number) => number, height: number) => number[]}
  */
 export function drawCurve(context, points, across, height) {
-  const finite = points.map(([, value]) => value).filter(Number.isFinite);
-  const [low, high] = [Math.min(...finite), Math.max(...finite)];
+  const [low, high] = extremes(points.map(([, value]) => value).filter(Number.isFinite));
   Object.assign(context, { strokeStyle: colour("accent"), lineWidth: 1.5 });
   context.beginPath();
   let pen = false;
@@ -30,10 +25,7 @@ export function drawCurve(context, points, across, height) {
   return [low, high];
 }
 
-/**
- * @param {[number, number | string][]} points steps and values
- * @param {string} label
- */
+/** @param {[number, number | string][]} points steps and values @param {string} label */
 export function sparkline(points, label) {
   if (points.length < 2) return null;
   const canvas = element("canvas", { className: "sparkline", width: WIDTH * 2, height: HEIGHT * 2, aria: { role: "img", label } });

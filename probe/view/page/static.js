@@ -2,7 +2,7 @@
 
 import { chosen, stacked } from "./bands.js";
 import { unpacked } from "./binary.js";
-import { columnOf, ranksOf } from "./dom.js";
+import { columnOf, ranksOf, spanText } from "./dom.js";
 
 /** @typedef {import("./binary.js").Binary} Binary */
 
@@ -25,10 +25,7 @@ const run = answers["/api/runs/0"];
 /** @type {Map<string, any>} */
 const kept = new Map();
 
-/**
- * The arrays of a packed part by its name; null if there is none.
- * @type {(name: string) => Promise<any>}
- */
+/** The arrays of a packed part by its name; null if there is none. @type {(name: string) => Promise<any>} */
 async function part(name) {
   const own = packed?.cells[name];
   if (!own) return null;
@@ -40,11 +37,8 @@ async function part(name) {
 }
 
 /**
- * Packed cells as the server answers them; null if the file has none.
- * @param {string} name
- * @param {ArrayLike<any>} lines rows, or ranks if the cells do not name their directories
- * @param {number[][]} steps first and last of each column
- * @returns {Promise<any>}
+ * Packed cells as the server answers them; null if the file has none. Cells that do not name directories have ranks as lines.
+ * @type {(name: string, lines: ArrayLike<any>, steps: number[][]) => Promise<any>}
  */
 async function cells(name, lines, steps) {
   const arrays = await part(name);
@@ -75,10 +69,7 @@ function named(query) {
 /** Cells of all ranks together, a line a row. */
 const rowCells = (/** @type {Named} */ { n, signal, op }) => cells(`rows/${n}/${op}`, signal.rows, about.steps);
 
-/**
- * Cells of a row, a line for each rank that may have it.
- * @param {Named} own
- */
+/** Cells of a row, a line for each rank that may have it. @param {Named} own */
 async function rankCells({ n, op, row }) {
   const own = about.ranks?.signals[n];
   if (!own || row < 0) return null;
@@ -86,16 +77,11 @@ async function rankCells({ n, op, row }) {
   return cells(`ranks/${n}/${op}/${own.rowOf[row]}`, lines, about.ranks.steps);
 }
 
-/**
- * The rank that names the line of a rank, the first of those that it stands for.
- * @type {(ranks: Int32Array, rank: number) => number | undefined}
- */
+/** The rank that names the line of a rank, the first of those that it stands for.
+ * @type {(ranks: Int32Array, rank: number) => number | undefined} */
 const leader = (ranks, rank) => ranks[Math.floor(ranks.indexOf(rank) / about.ranks.ranksALine) * about.ranks.ranksALine];
 
-/**
- * Rows of one rank.
- * @type {(own: Named, rank: number) => Promise<Binary | null>}
- */
+/** Rows of one rank. @type {(own: Named, rank: number) => Promise<Binary | null>} */
 async function cellsOfRank(own, rank) {
   const line = leader((await part("ranks")).rank, rank);
   const rows = await Promise.all(own.signal.rows.map((/** @type {string} */ _, /** @type {number} */ row) => rankCells({ ...own, row })));
@@ -105,10 +91,8 @@ async function cellsOfRank(own, rank) {
   return { header: { ...header, lines: own.signal.rows }, arrays: { ...arrays, rank: arrays.rank.map((one) => (one < 0 ? one : rank)) } };
 }
 
-/**
- * The lines of these names, and the columns within the steps of a query.
- * @type {(answer: any, names: Iterable<any>, query: URLSearchParams) => Binary}
- */
+/** The lines of these names, and the columns within the steps of a query.
+ * @type {(answer: any, names: Iterable<any>, query: URLSearchParams) => Binary} */
 function cut(answer, names, query) {
   const [from, to] = [Number(query.get("from") ?? 0), Number(query.get("to") ?? Infinity)];
   const at = new Map(Array.from(answer.header.lines, (name, n) => [name, n]));
@@ -134,11 +118,7 @@ async function heatmap(query) {
   return { header: { ...header, findings }, arrays };
 }
 
-/**
- * An answer with curves.
- * @param {Binary} answer
- * @param {Record<string, any>} names names of the lines
- */
+/** An answer with curves. @param {Binary} answer @param {Record<string, any>} names names of the lines */
 const curves = ({ header, arrays }, names) => ({ header: { ...names, spans: header.steps, steps: header.steps.map((/** @type {number[]} */ [first]) => first) }, arrays });
 
 /** @param {URLSearchParams} query */
@@ -154,10 +134,8 @@ async function curve(query) {
   return curves(cut(found, ranks.map((rank) => leader(all, rank)), query), { ranks });
 }
 
-/**
- * The row of a cell: numbers of the ops whose extreme it is, as they stand in the file.
- * @param {URLSearchParams} query
- */
+/** The row of a cell: numbers of the ops whose extreme it is, as they stand in the file.
+ * @param {URLSearchParams} query */
 async function located(query) {
   const own = named(query);
   const { n, signal, row } = own;
@@ -184,10 +162,8 @@ async function located(query) {
     micro_step: place && signal.micro_stepped ? place.micro : null, attributes: await attributes(rank) };
 }
 
-/**
- * Where no op has its extreme, the numbers of the rank, to the digits that the file has of them.
- * @type {(own: Named, rank: number, step: number, values: Record<string, number>) => Promise<{ rounded?: number }>}
- */
+/** Where no op has its extreme, the numbers of the rank, to the digits that the file has of them.
+ * @type {(own: Named, rank: number, step: number, values: Record<string, number>) => Promise<{ rounded?: number }>} */
 async function rounded(own, rank, step, values) {
   if (!about.ranks) return {};
   const [line, column] = [leader((await part("ranks")).rank, rank), columnOf(about.ranks.steps, step)];
@@ -199,20 +175,16 @@ async function rounded(own, rank, step, values) {
   return { rounded: about.ranks.digits };
 }
 
-/**
- * The file that has a row of a step, which is the last one that begins no later, and what to search in it.
- * @param {any} signal
- * @param {number} row
- * @param {{ micro: number, member: number, directory: number }} own
- * @param {number} step
- */
+/** The file that has a row of a step, which is the last one that begins no later, and what to search in it.
+ * @type {(signal: any, row: number, own: { micro: number, member: number, directory: number }, step: number) => any} */
 function fileOf(signal, row, { micro, member, directory }, step) {
   const files = about.files[signal.files[directory]] ?? [];
   const [file, , isDatabase] = files.filter((/** @type {any[]} */ [, first]) => first <= step).at(-1) ?? [signal.names, 0, false];
   const [stage, name] = signal.members[row][member];
   const values = /** @type {Record<string, string | number>} */ (isDatabase ? { name: name.replaceAll("'", "''"), step } : { stage, name, step, micro });
   const search = (isDatabase ? signal.query : signal.line).replace(/\{(\w+)\}/g, (/** @type {string} */ whole, /** @type {string} */ key) => values[key] ?? whole);
-  return { file: `${about.directories[directory][0]}/${file}`, name, search };
+  const [first, others] = about.digits;
+  return { file: `${about.directories[directory][0]}/${file}`, name, search, rounded: first && spanText([others, first]) };
 }
 
 /** @param {number} rank */
@@ -240,10 +212,7 @@ function findings(query) {
 
 const MADE = /** @type {Record<string, ((query: URLSearchParams) => any) | undefined>} */ ({ heatmap, curve, row: located, numbers, findings });
 
-/**
- * The answer to an address; an error with what to do if the file has none.
- * @param {string} url
- */
+/** The answer to an address; an error with what to do if the file has none. @param {string} url */
 export async function embedded(url) {
   if (url in answers && answers[url] !== null) return answers[url];
   if (packed && !about) about = await inflated(packed.about).json();

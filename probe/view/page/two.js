@@ -2,14 +2,15 @@
 import { Group, Source, address, json } from "./api.js";
 import { Chart } from "./chart.js";
 import { Differences } from "./differences.js";
-import { button, choice, element, fill, preferred, ranksOf, stepsOf, text } from "./dom.js";
+import { button, choice, element, fill, paragraph, preferred, ranksOf, stepsOf, text } from "./dom.js";
 import { Numbers, together } from "./numbers.js";
 import { lineColour } from "./palette.js";
+import { signalOf } from "./picture.js";
 import { RowCard } from "./row.js";
 import { STATIC, absent } from "./static.js";
 import { NO_ZOOM, ZOOMED, addressOf, go, leave } from "./state.js";
-import { aliveness } from "./summary.js";
-import { own, placed } from "./verdict.js";
+
+import { aliveness, own, placed } from "./verdict.js";
 import { t } from "./words.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -40,9 +41,11 @@ export class Two {
     this.numbers = new Numbers(ZOOMED);
     this.differences = new Differences((changes) => go(changes));
     this.absent = element("p", { className: "quiet", id: "absent" });
+    const labels = [this.signal, this.op, this.row, this.rank].map(({ label }) => label);
     this.over = element("section", { className: "card", id: "over" }, element("div", { className: "heading" }, this.title),
-      element("div", { className: "controls" }, this.signal.label, this.op.label, this.row.label, this.rank.label, this.whole), this.curve.element);
-    this.runParts = element("div", { className: "two" }, this.over, element("div", { className: "pair" }, ...this.cards.map((card) => card.element)), this.numbers.element);
+      element("div", { className: "controls" }, ...labels, this.whole), this.curve.element);
+    const pair = element("div", { className: "pair" }, ...this.cards.map((card) => card.element));
+    this.runParts = element("div", { className: "two" }, this.over, pair, this.numbers.element);
     this.element = element("div", { className: "two" }, this.top, this.verdict, this.absent, this.runParts, this.differences.element);
     const fail = (/** @type {Error} */ problem) => this.fail(problem.message);
     this.summaries = [0, 1].map((n) => new Source(json, (run) => this.receive(n, run), fail));
@@ -64,8 +67,7 @@ export class Two {
   /** @param {import("./live.js").Changes} changes */
   changed(changes) {
     const grown = this.numbersOf.map((number) => changes.runs.some((run) => run.number === number));
-    grown.forEach((own, n) => own && this.summaries[n].renew());
-    grown.forEach((own, n) => own && this.curves.sources[n]?.renew());
+    for (const sources of [this.summaries, this.curves.sources]) grown.forEach((own, n) => own && sources[n]?.renew());
     if (grown.some(Boolean)) this.numbers.renew();
   }
 
@@ -81,7 +83,8 @@ export class Two {
   judge(found) {
     const answer = own(found);
     if (answer.state === "running") {
-      this.verdict.replaceChildren(element("p", { textContent: t("compare.running") }), progressOf(answer.progress));
+      const [value, max] = answer.progress.split("/").map(Number); // parts that are done, of how many
+      this.verdict.replaceChildren(paragraph(t("compare.running"), ""), element("progress", max ? { max, value } : {}));
       setTimeout(() => this.comparison.renew(), AGAIN);
       return;
     }
@@ -96,7 +99,7 @@ export class Two {
   /** @param {string} problem */
   fail(problem) {
     this.verdict.className = "cause bad";
-    this.verdict.replaceChildren(element("p", { className: "failed", textContent: problem }));
+    this.verdict.replaceChildren(paragraph(problem, "failed"));
   }
 
   /** @param {any} answer */
@@ -106,14 +109,13 @@ export class Two {
     const parts = [placed(word, first && { where: first.row, step: first.step, ranks: String(first.rank) })];
     if (jumps.length) {
       const [rank, step, signal, module, before, after] = jumps[0];
-      parts.push(element("p", { className: "jump", textContent: t("compare.jump", { rank, step, signal, module, before, after }) }));
+      parts.push(paragraph(t("compare.jump", { rank, step, signal, module, before, after }), "jump"));
     }
     if (first) {
       parts.push(element("p", { id: "difference" }, element("span", { className: "number", textContent: `A ${text(first.left, 8)}   B ${text(first.right, 8)} ` }),
         STATIC ? null : button(t("cause.show"), () => this.showFirst(first), { id: "show-difference" })));
     }
-    const sentences = [verdict, ...about, ...problems];
-    return [...parts, ...sentences.map((sentence) => element("p", { className: "quiet", textContent: sentence }))];
+    return [...parts, ...[verdict, ...about, ...problems].map((sentence) => paragraph(sentence))];
   }
 
   /** @param {any} first */
@@ -128,9 +130,8 @@ export class Two {
   choices() {
     const { state, difference } = this;
     const [a] = this.runs;
-    const names = a.signals.map((/** @type {any} */ one) => one.name);
-    const name = preferred(names, state.signal, difference?.signal, "grad_reduced");
-    const own = a.signals.find((/** @type {any} */ one) => one.name === name);
+    const own = signalOf(a, state.signal, difference?.signal);
+    const name = own?.name ?? "";
     const same = difference?.signal === name ? difference : null;
     const op = preferred(own?.ops ?? [], state.op, same?.op, "norm");
     const row = preferred(own?.rows ?? [], state.row, same?.row);
@@ -146,10 +147,10 @@ export class Two {
     this.runParts.hidden = STATIC; // a file has the comparison, not the runs
     if (STATIC) return void (this.absent.textContent = absent());
     const { name, own, op, row, other, rank, step, micro } = this.choices();
-    fill(this.signal.select, a.signals.map((/** @type {any} */ one) => [one.name, one.name]), name);
-    fill(this.op.select, (own?.ops ?? []).map((/** @type {string} */ each) => [each, each]), op);
-    fill(this.row.select, (own?.rows ?? []).map((/** @type {string} */ each) => [each, each]), row);
-    fill(this.rank.select, ranksOf(a.rank_list ?? "0").map((each) => [String(each), String(each)]), String(rank));
+    fill(this.signal.select, a.signals.map((/** @type {any} */ one) => one.name), name);
+    fill(this.op.select, own?.ops ?? [], op);
+    fill(this.row.select, own?.rows ?? [], row);
+    fill(this.rank.select, ranksOf(a.rank_list ?? "0").map(String), String(rank));
     this.whole.hidden = this.state.from === null && this.state.to === null;
     this.title.textContent = t("curve.of.two", { op, signal: name, row, rank });
     this.step = step;
@@ -179,12 +180,4 @@ export class Two {
     const lines = this.looks().flatMap((look, n) => (answers[n]?.header.ranks.length ? [{ ...look, width: 1.8, ...place(n, 0) }] : []));
     this.curve.show(spans, lines, this.step);
   }
-}
-
-/**
- * @param {string} progress such as `3/8`: parts that are done, of how many
- */
-function progressOf(progress) {
-  const [done, all] = progress.split("/").map(Number);
-  return element("progress", all ? { max: all, value: done } : {});
 }

@@ -8,11 +8,9 @@ export const LANGUAGES = /** @type {const} */ (["en", "zh"]);
 let table = {};
 let language = "en";
 
-/**
- * The language of a page: that of its address, else that in which its file was written, else the browser's, else English.
+/** The language of a page: that of its address, else that in which its file was written, else the browser's, else English.
  * @param {string} wanted
- * @returns {"en" | "zh"}
- */
+ * @returns {"en" | "zh"} */
 export function chosen(wanted) {
   const own = wanted || WRITTEN || navigator.language || "";
   return own.toLowerCase().startsWith("zh") ? "zh" : "en";
@@ -28,10 +26,8 @@ export async function load(wanted) {
 
 export const spoken = () => language;
 
-/**
- * A text with its places filled; a name without a text stands for itself.
- * @type {(name: string, values?: Record<string, string | number>) => string}
- */
+/** A text with its places filled; a name without a text stands for itself.
+ * @type {(name: string, values?: Record<string, string | number>) => string} */
 export function t(name, values = {}) {
   return (table[name] ?? name).replace(/\{(\w+)\}/g, (whole, place) => String(values[place] ?? whole));
 }

@@ -16,7 +16,7 @@ import probe
 from probe.core.analysis.compare.compare import compare
 from probe.core.analysis.compare.explain import page as comparison_page
 from probe.core.analysis.diagnosis.analyse import analyse
-from probe.core.analysis.pictures import layout
+from probe.core.analysis.pictures import layout, payload
 from probe.core.analysis.report.findings import card
 from probe.core.analysis.report.write import write_report
 from probe.core.naming import STEP_SECONDS
@@ -143,6 +143,23 @@ def test_a_clicked_cell_is_its_row_in_the_file(
         assert shown(driver, "rank") == str(int(written[0]["directory"]))
         line = [written[0]["vpp_stage"], name, str(step)] + ([micro] if micro else [])
         assert shown(driver, "search") == ",".join(line) + ","
+
+
+def test_rounded_numbers_are_named_so(
+    driver: Any, directories: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room the norm has four digits and other ops have three, in the card and under the pointer."""
+    monkeypatch.setattr(payload, "ROOM", 0)
+    write_report(directories[0].parent, tmp_path / "report.html")
+    open_page(driver, tmp_path / "report.html", signal="grad_reduced", op="min")
+    click_cell(driver, 2, 5)
+    settle(driver, "document.querySelector('#row-step')?.innerText.includes(arguments[0])", f" {STEPS[5]} ")
+    assert "to 3–4 digits" in driver.find_element("id", "row").text
+    for op, digits in (("min", 3), ("norm", 4)):
+        written = expected_row(directories, "grad_reduced", "fc2.weight", STEPS[5], op)[0][op]
+        number = driver.find_element("css selector", f"#row td[data-op='{op}']").text
+        assert float(number) == float(f"{float(written):.{digits - 1}e}")
+        assert float(number) != float(written)
 
 
 def test_what_has_no_logarithm_is_shown_as_what_it_is(driver: Any, page: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ import re
 import sqlite3
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -36,6 +34,7 @@ from probe.core.storage.problems import Problems
 from tests.core.storage.run_files import write_run
 from tests.faulty_proxy import FaultyProxy, ProxiedRequest, Trouble
 from tests.object_storage import BUCKET, SECRET, ObjectServer, environment, seaweed, seaweedfs, storage
+from tests.packed_text import PACKED, unpacked_text
 from tests.quick_python import quick_python
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
@@ -110,12 +109,8 @@ def answer(words: list[str], root: object) -> tuple[int, str]:
 
 def inflated(page: str) -> str:
     """A report with the texts of its compressed parts, in which the run is named too."""
-
-    def text(found: re.Match[str]) -> str:
-        return zlib.decompress(base64.b64decode(found[1])).decode("utf-8", "replace")
-
     page = re.sub(r'<script[^>]* id="cells">.*?</script>', "", page, flags=re.DOTALL)  # has ties
-    return re.sub(r">(eN[A-Za-z0-9+/]{40,}=*)<", text, page)
+    return PACKED.sub(lambda packed: unpacked_text(packed[0]).decode("utf-8", "replace"), page)
 
 
 @pytest.mark.parametrize("packed", [False, True])

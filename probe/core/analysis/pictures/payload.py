@@ -11,7 +11,7 @@ from probe.core.analysis.pictures.cells import Array, CellArrays, Picture, Place
 from probe.core.analysis.pictures.layout import FEW_RANKS, Columns, RankPlan, SignalPlan
 from probe.core.analysis.pictures.packing import embedded, packed_text
 from probe.core.analysis.pictures.run_cells import CellWork, FileNames, RunFiles, SignalCells
-from probe.core.analysis.pictures.survey import Survey
+from probe.core.analysis.pictures.survey import Survey, principal
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import line_beginning, names_of
 from probe.core.storage.metrics_schema import row_query
@@ -21,6 +21,10 @@ MOST_FILES = 50_000
 RANK_DIGITS, MANY_RANK_DIGITS = 4, 2
 """Digits of the numbers of single ranks, of few of them and of many."""
 LEAST_DIGITS = 3
+ROW_DIGITS: tuple[tuple[int | None, int | None], ...] = ((None, None), (4, 4), (4, 3))
+"""Digits of the numbers of rows, of the principal op and of the others: the first that have room, else the last."""
+ROOM = 175_000
+"""Characters of all packed rows, so that the page of a small run takes 300 kB."""
 
 
 def payload(
@@ -41,11 +45,16 @@ def payload(
         look: called with each signal and its cells.
     """
     packed: dict[str, str] = {}
+    rows: dict[int, dict[str, str]] = {n: {} for n in range(len(ROW_DIGITS))}
     digits = RANK_DIGITS if len(work.table.ranks) <= FEW_RANKS else MANY_RANK_DIGITS
     for n, (signal, found) in enumerate(cells):
         look(signal, found)
-        for m, of_op in enumerate(found.heat.cells.values()):
-            packed[f"rows/{n}/{m}"] = _packed(of_op, found.heat.places, work.plan.columns)
+        first = principal(signal.ops)
+        for m, (op, of_op) in enumerate(found.heat.cells.items()):
+            for kind, own in rows.items():
+                kept = ROW_DIGITS[kind][op != first]
+                own[f"rows/{n}/{m}"] = _packed(of_op, found.heat.places, work.plan.columns, kept)
+        rows = _with_room(rows)
         for row in range(found.ranks.rows if found.ranks else 0):
             assert found.ranks is not None
             for op, of_row in found.ranks.row_cells(row).items():
@@ -57,12 +66,19 @@ def payload(
         kinds = ("minimum", "maximum", "nan", "inf")
         arrays = {kind: numbers.cells[kind] for kind in kinds}
         packed["numbers"] = embedded(arrays, dict.fromkeys(kinds[:2]))
-    about = _about(run, known, work, files, digits)
+    chosen, own = next(iter(rows.items()))
+    about = {**_about(run, known, work, files, digits), "digits": ROW_DIGITS[chosen]}
     steps = None if numbers is None else numbers.steps
-    return {"about": packed_text(json.dumps({**about, "numbers": steps})), "cells": packed}
+    return {"about": packed_text(json.dumps({**about, "numbers": steps})), "cells": own | packed}
 
 
-def _packed(cells: CellArrays, packing: Places, columns: Columns) -> str:
+def _with_room(rows: dict[int, dict[str, str]]) -> dict[int, dict[str, str]]:
+    """Ways to pack rows that have room; the last one if none has."""
+    last = len(ROW_DIGITS) - 1
+    return {kind: own for kind, own in rows.items() if kind == last or sum(map(len, own.values())) <= ROOM}
+
+
+def _packed(cells: CellArrays, packing: Places, columns: Columns, digits: int | None) -> str:
     there, places = ~cells.is_missing(), packing.of(cells)
     arrays = {
         "value": cells.shown(),
@@ -82,9 +98,7 @@ def _packed(cells: CellArrays, packing: Places, columns: Columns) -> str:
     sizes = np.where(np.isfinite(arrays["value"]), np.abs(arrays["value"]), np.nan)
     if np.array_equal(arrays["least"], sizes, equal_nan=True):  # each cell has one number
         del small["least"]
-    return embedded(
-        small, {name: digits for name, digits in (("value", None), ("least", LEAST_DIGITS)) if name in small}
-    )
+    return embedded(small, {"value": digits, "least": LEAST_DIGITS})
 
 
 def _rank_arrays(work: CellWork, plan: RankPlan) -> Iterator[tuple[str, Array]]:

@@ -39,14 +39,15 @@ def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, o
         answers: answers of the page's server, by address; NaN and Inf become texts.
         cells: packed cells, of which ``static.js`` makes the answers about one run.
     """
-    scripts = {"library": _asset("uPlot.iife.min.js"), "module": bundle("main")}
-    loader = _asset("loader.js")
-    hashes = " ".join(f"'sha256-{_hash(text)}'" for text in (loader, *scripts.values()))
+    loader = COMMENT.sub("", _asset("loader.js"))
+    scripts = _asset("uPlot.iife.min.js"), bundle("main")
+    hashes = " ".join(f"'sha256-{_hash(text)}'" for text in (loader, *scripts))
+    kinds = 'data-compressed="style"', 'data-compressed="script"', 'data-compressed="script" data-type="module"'
+    parts = zip(kinds, (_asset("uPlot.min.css") + _style("page.css"), *scripts), strict=True)
     head = [
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(scripts=hashes)}">',
         f'<meta name="generator" content="probe {escape(__version__)}">',
         f"<title>{escape(title)}</title>",
-        *(f"<style>{_style(name)}</style>" for name in ("uPlot.min.css", "page.css")),
     ]
     messages = {f"page/messages.{own}.json": json.loads(_asset(f"messages.{own}.json")) for own in LANGUAGES}
     answered = packed_text(json.dumps(plain({**answers, **messages}), allow_nan=False))
@@ -54,10 +55,7 @@ def static_page(title: str, answers: Mapping[str, object], cells: Mapping[str, o
         f'<script type="text/plain" id="answers">{answered}</script>',
         f'<script type="application/json" id="cells">{json.dumps(cells, separators=(",", ":"))}</script>',
         f'<script type="text/plain" id="licence">{_asset("uPlot.LICENSE.txt")}</script>',
-        *(
-            f'<script type="text/plain" id="{name}" data-compressed>{packed_text(text)}</script>'
-            for name, text in scripts.items()
-        ),
+        *(f'<script type="text/plain" {kind}>{packed_text(text)}</script>' for kind, text in parts),
         f"<script>{loader}</script>",
     ]
     frame = FILES_OF_SERVER.sub("", _asset("index.html"))

@@ -203,11 +203,9 @@ def heads_of(
         stages: pipeline stage of each directory of ``rows``.
         numbers: number of each directory among those of the run.
     """
-    files: dict[int, tuple[int, TableFile]] = {}
-    for directory, file in rows.files[signal]:
-        files.setdefault(stages[directory], (directory, file))
     heads = {}
-    for stage, (directory, file) in files.items():
+    for directory, file in first_files(rows.files[signal], stages):
+        stage = stages[directory]
         query = f"SELECT vpp_stage, name, step FROM {rows.source([file])} LIMIT {HEAD}"  # noqa: S608 - paths
         head: Sequence[tuple[Any, ...]] = rows.connection.execute(query).fetchall()
         own = dict.fromkeys(SurveyRow(stage, int(row[0] or 0), row[1] or "") for row in head if row[2] == head[0][2])
@@ -215,10 +213,22 @@ def heads_of(
     return heads
 
 
+def first_files(files: Iterable[tuple[int, TableFile]], stages: Mapping[int, int]) -> list[tuple[int, TableFile]]:
+    """First file of each pipeline stage, with the number of its directory."""
+    found: dict[int, tuple[int, TableFile]] = {}
+    for directory, file in files:
+        found.setdefault(stages[directory], (directory, file))
+    return list(found.values())
+
+
+def met(heads: Mapping[int, tuple[int, int, tuple[SurveyRow, ...]]]) -> list[SurveyRow]:
+    """Rows of the heads of all stages, each once."""
+    return list(dict.fromkeys(row for _, (_, _, head) in sorted(heads.items()) for row in head))
+
+
 def _in_order(part: SurveyPart) -> list[SurveyRow]:
     """Sort rows as the files have them, for each stage those of one rank first; the others by name."""
-    met = dict.fromkeys(row for _, (_, _, head) in sorted(part.heads.items()) for row in head)
-    return [row for row in met if row in part.counted] + sorted(part.counted.keys() - met.keys())
+    return [row for row in met(part.heads) if row in part.counted] + sorted(part.counted.keys() - set(met(part.heads)))
 
 
 def principal(ops: Sequence[str]) -> str:
