@@ -175,7 +175,8 @@ def picture_from(
     if verdict.since is None or not verdict.where:
         return None
     pictures = [_of_signal(signal, sorted(files[signal]), cells, verdict) for signal in SIGNALS if signal in files]
-    return max((picture for picture in pictures if picture is not None), key=_telling, default=None)
+    shown = [picture for picture in pictures if picture is not None]
+    return max(shown, key=lambda picture: _telling(picture, verdict.signal), default=None)
 
 
 def _of_signal(
@@ -253,13 +254,14 @@ def _end_of(name: str, most: int, mark: str) -> str:
     return name if len(name) <= most else f"{mark}{name[len(name) - most + len(mark) :]}"
 
 
-def _telling(picture: VerdictPicture) -> tuple[bool, bool, int]:
-    """Return how much a picture shows: a bad step beside good ones, and a bad row beside good ones."""
+def _telling(picture: VerdictPicture, signal: str) -> tuple[bool, bool, bool, int]:
+    """Return how much a picture shows: rows that are not finite beside others, the signal of the row that a verdict
+    names, and a bad step beside good ones."""
     cells: Mapping[int, float] = picture.rows[picture.named][1]
     before = any(step < picture.since for step in cells)
     since = [values[step] for _, values in picture.rows for step in values if step >= picture.since]
     contrast = 0 < sum(map(math.isfinite, since)) < len(since)
-    return contrast, before and bool(since), -SIGNALS.index(picture.signal)
+    return contrast, picture.signal == signal, before and bool(since), -SIGNALS.index(picture.signal)
 
 
 def _drawn(values: RowValues, steps: Sequence[int], blocks: bool) -> list[str]:

@@ -83,6 +83,16 @@ def test_the_signal_that_shows_most_is_drawn(tmp_path: Path) -> None:
     assert picture.signal == "grad_reduced"
 
 
+@pytest.mark.parametrize("signal", ["actv", "actv_grad"])
+def test_of_finite_numbers_the_signal_of_the_finding_is_drawn(tmp_path: Path, signal: str) -> None:
+    """Its row may have the same name in other signals, where nothing leaps."""
+    for other in ("actv", "actv_grad"):
+        written(tmp_path, other, bad=99)
+    picture = picture_of(tmp_path, verdict()._replace(signal=signal))
+    assert picture is not None
+    assert picture.signal == signal
+
+
 def test_steps_that_were_not_recorded_have_no_column(tmp_path: Path) -> None:
     """A row that a step lacks has a dot there."""
     written(tmp_path, steps=range(0, 16, 3))
