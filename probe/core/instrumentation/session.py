@@ -69,11 +69,11 @@ class Session:
         """Place the hooks of ``sources`` and those of parameters; if one fails, remove all."""
         steps = self.steps
         try:
-            self._sources.callback(steps.parameters.remove_hooks)
+            self._sources.callback(steps.parts.remove_hooks)
             steps.listens = bool(sources)
             for source in sources:
                 self._sources.enter_context(source(steps.run))
-            steps.parameters.find()
+            steps.parts.find()
             for _, model in steps.run.chunks if sources else ():
                 self._sources.callback(self._listen_to_forwards(steps.run, model))
         except BaseException:

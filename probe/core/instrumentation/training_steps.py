@@ -14,7 +14,6 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.other_updates import OtherUpdates
-from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.step_boundary import (
@@ -26,6 +25,7 @@ from probe.core.instrumentation.step_boundary import (
     UpdateListener,
     Updates,
 )
+from probe.core.instrumentation.watched_parts import WatchedParts
 from probe.core.records import Outcome
 
 Between = Callable[[int], None]
@@ -97,7 +97,7 @@ class TrainingSteps:
         """Begin watching ``run``. Call between steps."""
         self.run, self._schedule, self.output = run, schedule, output
         self.other_updates.watch(run)
-        self.parameters = Parameters(run)
+        self.parts = WatchedParts(run)
 
     def end(self) -> None:
         """Take no further step: from now on the hooks have no effect. Count compiled updates so far."""
@@ -122,7 +122,7 @@ class TrainingSteps:
 
     def _at_once(self, act: Callable[[int], None]) -> None:
         run = self.run
-        if self.over or (run.clock.sampled and (self.parameters.looked or run.seen)):
+        if self.over or (run.clock.sampled and (self.parts.looked or run.seen)):
             return
         step = run.clock.step
         attempt(self.faults, "control", act, step)
@@ -140,7 +140,7 @@ class TrainingSteps:
             self.forwards.noted = True
             if self.run.clock.micro_step > self.other_updates.limit:
                 self.other_updates.give_up()
-            self.parameters.look()
+            self.parts.look()
 
         return began
 
@@ -188,7 +188,7 @@ class TrainingSteps:
                     self._updates.note_rate(rate)
         except Exception as error:  # noqa: BLE001 - training goes on after any error
             count(run.faults, "learning rate", error)
-        owned = self.parameters.updated_by(optimizer)
+        owned = self.parts.updated_by(optimizer)
         for listen in run.before_update.all:
             try:
                 listen(optimizer, owned, scale)
@@ -231,7 +231,7 @@ class TrainingSteps:
         if run.capturing is not None and run.captured():
             return
         begun, run.clock.outcome = run.cost.begin(), outcome
-        owned = self.parameters.of(optimizer)
+        owned = self.parts.of(optimizer)
         for listen in run.after_update.all:
             attempt(self.faults, "after the update", listen, optimizer, owned)
         run.cost.end(begun)
@@ -268,7 +268,7 @@ class TrainingSteps:
         before, optimizers[number] = optimizers[number], optimizer
         self.run.adopt(optimizers)
         self._updates.hand_over(before, optimizer)
-        self.parameters.hand_over(before)
+        self.parts.hand_over(before)
 
     def suspend(self) -> None:
         """Stop collecting in the step in progress, and drop its rows."""
@@ -316,7 +316,7 @@ class TrainingSteps:
         for optimizer in self.run.optimizers:
             if id(optimizer) not in self._updates.updated:
                 for record in self.run.gradients_now:
-                    record(optimizer, self.parameters.of(optimizer), self._hooks.held_scale(optimizer), into)
+                    record(optimizer, self.parts.of(optimizer), self._hooks.held_scale(optimizer), into)
 
     def _end(self) -> None:
         """Hand a sampled step over and begin the next; a failure is counted."""
@@ -341,7 +341,7 @@ class TrainingSteps:
             self._updates.updated.clear()
             if run.clock.micro_step > self.other_updates.micro_steps:
                 self.other_updates.step_ended(run.clock.micro_step)
-            self.parameters.looked = False
+            self.parts.looked = False
             if self._between is not None and not self.settled:
                 run.clock.begin(step + 1, False)
                 attempt(self.faults, "control", self._between, step + 1)

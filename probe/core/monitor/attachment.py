@@ -33,7 +33,7 @@ from probe.core.monitor.sentinel_attachment import attached
 from probe.core.monitor.subject import Subject, strangers, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.pipeline import SnapshotListener
-from probe.core.output.program_number import ProgramNumber
+from probe.core.output.program_number import claim_number
 from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
@@ -104,9 +104,9 @@ class Attachment:
         self._listeners.add(self.account.rows)
         undo.callback(self._remove_account)
         root = output_root(os.environ, settings.output_dir).absolute()
-        self._program_number = ProgramNumber(root, groups, os.environ, self.faults)
-        undo.callback(self._program_number.release)
-        state, number = while_alive(self._state), self._program_number.number
+        self._program_number, self._release_number = claim_number(root, groups, os.environ, self.faults)
+        undo.callback(self._release_number)
+        state, number = while_alive(self._state), self._program_number
         self.reporting = Reporting(settings, groups, self.account, state, self.faults, number)
         undo.callback(self.reporting.close, 0.0)
 
@@ -184,7 +184,7 @@ class Attachment:
         with self._folding:
             if self._folder is None:
                 groups = self.run.framework.groups
-                rank = groups.rank() + self._program_number.number  # without a launcher the number in the program
+                rank = groups.rank() + self._program_number  # without a launcher the number in the program
                 mates = tuple(groups.ranks_of(self._process_group)) if rank == groups.rank() else (rank,)
                 self._folder = OutputFolder(self.run.settings, self.number, rank, mates, first)
             return self._folder
@@ -264,7 +264,7 @@ class Attachment:
             self._close_reporting,
             self.reporting.close_summary,
             self._remove_account,
-            self._program_number.release,
+            self._release_number,
             self._endings.remove,  # last: the end of the process goes on with an end that was interrupted
         ]
 
