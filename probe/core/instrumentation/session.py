@@ -59,7 +59,7 @@ class Session:
             for optimizer in run.optimizers:
                 self._stack.callback(self._hooks.on_step(optimizer, self.steps))
             self._stack.callback(run.framework.on_every_step(*self.steps.other_updates.listeners(), run.faults))
-            self.steps.forwards.step_ended(run.clock.sampled and self.steps.listens)
+            self.steps.boundary.await_forward(run.clock.sampled and self.steps.listens)
         except BaseException:
             self.steps.end()
             self._stack.close()

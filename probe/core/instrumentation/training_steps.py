@@ -19,11 +19,10 @@ from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.step_boundary import (
     EndedUpdate,
     FinishedStep,
-    ForwardMarks,
     RunListener,
+    StepBoundary,
     StepConsumer,
     UpdateListener,
-    Updates,
 )
 from probe.core.instrumentation.watched_parts import WatchedParts
 from probe.core.records import Outcome
@@ -75,9 +74,7 @@ class TrainingSteps:
         """Receives every step."""
         self.update_listener: UpdateListener | None = None
         """Receives every update."""
-        self._updates = Updates(run.framework.tensors, run.optimizers)
-        self.forwards = ForwardMarks(self._hooks.graph_size)
-        """Marks of the forwards since the last step ended."""
+        self.boundary = StepBoundary(run.framework.tensors, run.optimizers, self._hooks.graph_size)
         self.listens = False
         """True if hooks show when a forward begins, in sampled steps."""
         self._hooked = [*run.optimizers]
@@ -137,7 +134,7 @@ class TrainingSteps:
             if self._hooks.forward_kind(model) is None:
                 return
             self.thread = threading.current_thread()
-            self.forwards.noted = True
+            self.boundary.forward_noted = True
             if self.run.clock.micro_step > self.other_updates.limit:
                 self.other_updates.give_up()
             self.parts.look()
@@ -164,7 +161,7 @@ class TrainingSteps:
             attempt(self.faults, "optimizer", self._come_back, optimizer)
             if not self._watches(optimizer):
                 return
-        if self._updates.updated and self._updates.ends_by(optimizer):
+        if self.boundary.updated and self.boundary.ends_by(optimizer):
             self._end()
         if self.run_listener is not None:
             attempt(self.faults, "run state", self.run_listener.updating, optimizer)
@@ -180,12 +177,12 @@ class TrainingSteps:
         """Call the listeners of a sampled step before the update of ``optimizer``."""
         begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
         try:
-            if self._updates.rate is None:
+            if self.boundary.rate is None:
                 rate = self._hooks.learning_rate(optimizer)
                 if type(rate) is float:
-                    self._updates.rate = rate
+                    self.boundary.rate = rate
                 else:
-                    self._updates.note_rate(rate)
+                    self.boundary.note_rate(rate)
         except Exception as error:  # noqa: BLE001 - training goes on after any error
             count(run.faults, "learning rate", error)
         owned = self.parts.updated_by(optimizer)
@@ -206,7 +203,7 @@ class TrainingSteps:
         if not self._watches(optimizer):
             return
         before, self.working = self.working, True
-        searches = self._updates.any_searched and self._updates.searches(optimizer)
+        searches = self.boundary.any_searched and self.boundary.searches(optimizer)
         try:
             if self.update_listener is not None:
                 attempt(self.faults, "sentinel", self.update_listener.updated, optimizer, outcome, searches)
@@ -214,7 +211,7 @@ class TrainingSteps:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
             if outcome != "applied" or searches:
                 self._take_outcome(optimizer, "unknown" if outcome == "applied" else outcome)
-            if self._updates.take(optimizer):
+            if self.boundary.take(optimizer):
                 self._end()
         finally:
             self.working = before
@@ -224,7 +221,7 @@ class TrainingSteps:
         found_inf = None
         if outcome == "unknown" and self.run.clock.sampled:
             found_inf = attempt(self.faults, "outcome", self._hooks.found_inf, optimizer)
-        self._updates.note_outcome(outcome, found_inf)
+        self.boundary.note_outcome(outcome, found_inf)
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         run = self.run
@@ -267,7 +264,7 @@ class TrainingSteps:
         optimizers = [*self.run.optimizers]
         before, optimizers[number] = optimizers[number], optimizer
         self.run.adopt(optimizers)
-        self._updates.hand_over(before, optimizer)
+        self.boundary.hand_over(before, optimizer)
         self.parts.hand_over(before)
 
     def suspend(self) -> None:
@@ -284,17 +281,17 @@ class TrainingSteps:
 
     def _ended_unseen(self, optimizer: Optimizer) -> None:
         """Note a compiled update, which ends its step."""
-        self._updates.note_outcome("unknown")
+        self.boundary.note_outcome("unknown")
         if self.update_listener is not None:
             attempt(self.faults, "sentinel", self.update_listener.unseen, optimizer)
-        if self._watches(optimizer) and self._updates.take(optimizer):
+        if self._watches(optimizer) and self.boundary.take(optimizer):
             self._end()
 
     def searching(self, on: bool) -> None:
         """Note that a closure is evaluated again within an update, from ``True`` until ``False``."""
         self.run.clock.searching = on and not self.over
         if on:
-            self._updates.evaluated()
+            self.boundary.evaluated()
 
     @property
     def faults(self) -> Faults:
@@ -314,7 +311,7 @@ class TrainingSteps:
     def gradients_now(self, into: Recorder) -> None:
         """Record the present gradients of the optimizers that have not updated in this step."""
         for optimizer in self.run.optimizers:
-            if id(optimizer) not in self._updates.updated:
+            if id(optimizer) not in self.boundary.updated:
                 for record in self.run.gradients_now:
                     record(optimizer, self.parts.of(optimizer), self._hooks.held_scale(optimizer), into)
 
@@ -328,7 +325,7 @@ class TrainingSteps:
 
     def _end_step(self) -> None:
         run, step = self.run, self.run.clock.step
-        self.last, (outcome, update) = None, self._updates.end()
+        self.last, (outcome, update) = None, self.boundary.end()
         if self.run_listener is not None:
             attempt(self.faults, "run state", self._report, self.run_listener, step, outcome)
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
@@ -338,7 +335,7 @@ class TrainingSteps:
             if sampled or self._schedule.pace is not None:
                 self._schedule.ended(step, sampled)
             run.cost.step_ended(self._schedule.pace, sampled, self.output is not None, hooks, handing)
-            self._updates.updated.clear()
+            self.boundary.updated.clear()
             if run.clock.micro_step > self.other_updates.micro_steps:
                 self.other_updates.step_ended(run.clock.micro_step)
             self.parts.looked = False
@@ -348,7 +345,7 @@ class TrainingSteps:
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
             try:
-                self.forwards.step_ended(self.run.clock.sampled and self.listens)
+                self.boundary.await_forward(self.run.clock.sampled and self.listens)
             except Exception as error:  # noqa: BLE001 - training goes on after any error
                 count(run.faults, "forwards", error)
             self.run.cost.step_begun()
@@ -393,7 +390,7 @@ class TrainingSteps:
         """Deliver the rows of a step that will not end."""
         run = self.run
         if run.clock.sampled and run.seen:
-            attempt(self.faults, "end of step", self._hand_over, "partial", self._updates.end()[1])
+            attempt(self.faults, "end of step", self._hand_over, "partial", self.boundary.end()[1])
 
     def _hand_over(self, outcome: Outcome, update: EndedUpdate) -> None:
         run = self.run

@@ -24,7 +24,7 @@ from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import WHERE, Session
 from probe.core.instrumentation.signals.collectives import Listening
-from probe.core.instrumentation.step_boundary import ForwardMarks
+from probe.core.instrumentation.step_boundary import StepBoundary
 from probe.core.instrumentation.training_steps import Between
 from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, restore_handler, while_alive
@@ -119,7 +119,7 @@ class Attachment:
         undo.callback(self.planner.close)
         self.planner.warn(warnings_for(settings, subject.framework.groups.world_size(), os.environ))
         session = self._new_session(self.planner.plan, undo)
-        self.numbers = self._new_numbers(settings, session.steps.forwards)
+        self.numbers = self._new_numbers(settings, session.steps.boundary)
         undo.callback(self.numbers.close, 0.0)
         self.judge, self.planner.armed = attached(
             session, settings, self.numbers, while_alive(self._directory_of_checks), self.reporting, self.faults
@@ -217,9 +217,9 @@ class Attachment:
                 self.session.steps.run_listener = self.numbers
         return self.numbers
 
-    def _new_numbers(self, settings: Settings, forwards: ForwardMarks) -> RunNumbers:
+    def _new_numbers(self, settings: Settings, boundary: StepBoundary) -> RunNumbers:
         files = while_alive(self._files_of_numbers)  # the thread must not keep the model alive
-        numbers = RunNumbers(settings, self._subject.framework, self.faults, files, self.reporting.marks, forwards)
+        numbers = RunNumbers(settings, self._subject.framework, self.faults, files, self.reporting.marks, boundary)
         numbers.on_findings(self.account.run_found)  # first: alerts have the verdict of the account
         self.reporting.follow(numbers)
         numbers.listeners.append(self.account.run_step)  # not listen(), which begins the numbers
