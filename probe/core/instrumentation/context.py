@@ -30,7 +30,7 @@ from probe.core.instrumentation.forwards import Forwards
 from probe.core.instrumentation.idle_hooks import IdleHooks
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
-from probe.core.instrumentation.selection import Selection, TargetNames, Watched
+from probe.core.instrumentation.selection import Selection, Watched, named
 from probe.core.records import Batch, Key, Outcome, TextFile
 
 SPLIT = "tensor_model_parallel"
@@ -256,12 +256,11 @@ class Run:
         Args:
             squash: whether names are squashed; if None, as configured.
         """
-        names = TargetNames(self.settings.squash_name if squash is None else squash)
+        taken, squash = set[tuple[int, str]](), self.settings.squash_name if squash is None else squash
         for stage, model in self.chunks:
             modules = [*self.framework.hooks.modules(model)]
-            names.expect(stage, (full for full, _ in modules))
-            for full, module in modules:
-                yield model, names.watch(stage, full, module)
+            for module in named(stage, modules, (full for full, _ in modules), taken, squash):
+                yield model, module
 
     @property
     def seen(self) -> bool:

@@ -34,33 +34,28 @@ def watched(stage: int, full: str, name: str, thing: Any) -> Watched:
     return Watched(stage, full, name, thing, Key(name, stage=stage))
 
 
-class TargetNames:
-    """Row names: squashed if configured. If two things of one stage would have the same name, both keep their full
-    names, except one whose short name was in use before: rows have been written under it.
+def named(
+    stage: int,
+    things: Iterable[tuple[str, Any]],
+    full_names: Iterable[str],
+    taken: set[tuple[int, str]],
+    squash: bool,
+) -> Iterator[Watched]:
+    """Yield ``things``, full names with what they name, with their row names: squashed if configured. If two things of
+    one stage would have the same name, both keep their full names, except one whose short name was in use before: rows
+    have been written under it.
+
+    Args:
+        full_names: those of all things of the stage that can be watched now.
+        taken: stages and row names in use, to which those of ``things`` are added.
     """
-
-    def __init__(self, squash: bool) -> None:
-        self._squash = squash
-        self._taken: set[tuple[int, str]] = set()
-        self._contested: dict[int, set[str]] = {}
-        """Short names that several full names have, by stage."""
-
-    def expect(self, stage: int, full_names: Iterable[str]) -> None:
-        """Note the full names of all things that can be watched now."""
-        names = Counter(squash_name(full) for full in set(full_names))
-        self._contested[stage] = {name for name, number in names.items() if number > 1}
-
-    def watch(self, stage: int, full: str, thing: Any) -> Watched:
-        """Return ``thing`` with its row name."""
-        name = squash_name(full) if self._squash else full
-        if name != full and ((stage, name) in self._taken or name in self._contested.get(stage, ())):
+    numbers = Counter(map(squash_name, set(full_names))) if squash else Counter[str]()
+    for full, thing in things:
+        name = squash_name(full) if squash else full
+        if name != full and ((stage, name) in taken or numbers[name] > 1):
             name = full
-        self._taken.add((stage, name))
-        return watched(stage, full, name, thing)
-
-    def release(self, gone: Watched) -> None:
-        """Free the name of ``gone``, which is no longer watched."""
-        self._taken.discard((gone.stage, gone.name))
+        taken.add((stage, name))
+        yield watched(stage, full, name, thing)
 
 
 MOST_NAMED, MOST_HINTS = 20, 3

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from probe.core.backend.protocols import Module, Optimizer, Parameter
 from probe.core.door import count
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.selection import TargetNames, Watched
+from probe.core.instrumentation.selection import Watched, named
 
 ENDED = "modules and parameters: rows that ended, since the program took the thing out of the model"
 """Kind of loss, counted for each module and parameter."""
@@ -35,13 +35,14 @@ class WatchedParts:
         self._run, self._hooks = run, run.framework.hooks
         self.looked = False
         """True if new parameters were searched for in the step in progress."""
-        self._names_of_modules = TargetNames(run.settings.squash_name)
+        self._names_of_modules: set[tuple[int, str]] = set()
+        """Stages and row names of the watched modules."""
         self._modules: dict[tuple[int, int, str], tuple[Watched, ExitStack]] = {}
         """Modules and their hooks, by the identities of model and module and the full name, which a wrapper changes."""
         self._begun = False
         """True once modules were searched for."""
-        self._names = TargetNames(run.settings.squash_name)
-        """Names of parameters."""
+        self._names: set[tuple[int, str]] = set()
+        """Stages and row names of parameters."""
         self._attached: dict[int, ExitStack] = {}
         """The hooks of each parameter."""
         self._present: dict[int, Watched] = {}
@@ -124,17 +125,18 @@ class WatchedParts:
         if not len(self._run.each_watched_module):
             return
         chunks = [(stage, model, [*self._hooks.modules(model)]) for stage, model in self._run.chunks]
-        present = {(id(model), id(module), str(full)) for _, model, named in chunks for full, module in named}
+        present = {(id(model), id(module), str(full)) for _, model, modules in chunks for full, module in modules}
         removed = [self._modules.pop(key) for key in [*self._modules] if key not in present]
         for module, hooks in removed:
-            self._names_of_modules.release(module)
+            self._names_of_modules.discard((module.stage, module.name))
             hooks.close()
         added: list[str] = []
-        for stage, model, named in chunks:
-            self._names_of_modules.expect(stage, (full for full, _ in named))
-            for full, module in named:
-                if (id(model), id(module), str(full)) not in self._modules:
-                    added.append(self._hook_module(model, self._names_of_modules.watch(stage, full, module)))
+        for stage, model, modules in chunks:
+            new = ((full, thing) for full, thing in modules if (id(model), id(thing), str(full)) not in self._modules)
+            full_names, squash = (full for full, _ in modules), self._run.settings.squash_name
+            for module in named(stage, new, full_names, self._names_of_modules, squash):
+                self._hook_module(model, module)
+                added.append(module.name)
         if self._begun:
             names = {module.name for module, _ in self._modules.values()}
             if added:
@@ -144,12 +146,11 @@ class WatchedParts:
             self._report_ends("modules", (module.name for module, _ in removed if module.name not in names))
         self._begun = True
 
-    def _hook_module(self, model: Module, module: Watched) -> str:
+    def _hook_module(self, model: Module, module: Watched) -> None:
         hooks = ExitStack()
         self._modules[id(model), id(module.thing), str(module.full)] = module, hooks
         for attach in self._run.each_watched_module:
             hooks.callback(attach(model, module))
-        return module.name
 
     def _report_ends(self, kind: str, names: Iterable[str]) -> None:
         """Log and count things that are no longer in a model."""
@@ -191,18 +192,17 @@ class WatchedParts:
 
     def _watch_new(self) -> None:
         chunks = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
-        self._drop_removed({id(thing): (stage, full) for stage, named in chunks for full, thing in named})
-        for stage, named in chunks:
-            self._names.expect(stage, (full for full, _ in named))
-            for full, thing in named:
-                if id(thing) in self._present:
-                    continue
-                watched = self._names.watch(stage, full, thing)
-                if self._run.selection.watches(watched):
-                    self._run.framework.parallel.check_again(thing)
-                    self._watched.append(watched)
-                    self._waiting.append(watched)
-                self._present[id(thing)] = watched
+        self._drop_removed({id(thing): (stage, full) for stage, things in chunks for full, thing in things})
+        for stage, things in chunks:
+            # looked up one by one: a parameter may have two names
+            new = ((full, thing) for full, thing in things if id(thing) not in self._present)
+            full_names, squash = (full for full, _ in things), self._run.settings.squash_name
+            for parameter in named(stage, new, full_names, self._names, squash):
+                if self._run.selection.watches(parameter):
+                    self._run.framework.parallel.check_again(parameter.thing)
+                    self._watched.append(parameter)
+                    self._waiting.append(parameter)
+                self._present[id(parameter.thing)] = parameter
         self._every = dict(self._present)
 
     def _drop_removed(self, present: dict[int, tuple[int, str]]) -> None:
@@ -218,7 +218,8 @@ class WatchedParts:
                 self._others = (*self._others, parameter.full)
             if not replaced:
                 ended.append(parameter.name)
-            self._names.release(self._present.pop(identity))
+            self._names.discard((parameter.stage, parameter.name))
+            del self._present[identity]
             self._attached.pop(identity, ExitStack()).close()
         self._report_ends("parameters", ended)
         self._watched = [parameter for parameter in self._watched if id(parameter.thing) in self._present]
