@@ -16,7 +16,6 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.signals.collectives import Listening
 from probe.core.monitor import arguments
 from probe.core.monitor.attachment import Attachment
-from probe.core.monitor.collector import Collector
 
 _log = logging.getLogger("probe")
 OPTIMIZER_TYPES = (
@@ -93,8 +92,8 @@ class AssignedSettings(CheckedAttributes):
         self._faults = Faults()
         """Faults before the first attachment."""
         self._listening = Listening(self.settings, self.framework, self._faults)
-        self._collector: Collector | None = None
-        """The latest attachment, while plans change it."""
+        self._attachment: Attachment | None = None
+        """The latest attachment; None before the first."""
 
     @property
     def settings(self) -> Settings:
@@ -104,12 +103,7 @@ class AssignedSettings(CheckedAttributes):
     @property
     def monitoring(self) -> bool:
         """True if further rows will be collected."""
-        return self._collector is not None and self._collector.collecting
-
-    @property
-    def _attachment(self) -> Attachment | None:
-        """The latest attachment; None before the first."""
-        return None if self._collector is None else self._collector.attachment
+        return self._attachment is not None and self._attachment.collecting
 
     @property
     def _attached(self) -> bool:
@@ -132,9 +126,9 @@ class AssignedSettings(CheckedAttributes):
             ConfigError: if ``value`` is not valid for ``key``.
         """
         value = self._configuration.assign(key, value)
-        if self.monitoring and self._collector is not None:
+        if self.monitoring and self._attachment is not None:
             self._configuration.asked[key] = value
-            self._collector.obey_program()
+            self._attachment.obey_program()
             return
         self._configuration.settings = self.settings.model_copy(update={key: value})
         if not self._attached and key == "ops":
