@@ -1,10 +1,11 @@
-"""The run for a source: the step in progress, the things to watch, the recorder."""
+"""The run for a source: the step in progress, the things to watch, the recorder, the hooks of sources."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,16 +19,16 @@ from probe.core.backend.protocols import (
     Module,
     Optimizer,
     Parameter,
+    PausableHook,
     Remove,
     Shard,
     Tensor,
     unheard,
 )
 from probe.core.config.schema import Settings
-from probe.core.door import StepHook, count
+from probe.core.door import StepHook, attempt, count
 from probe.core.faults import Faults
 from probe.core.instrumentation.forwards import Forwards
-from probe.core.instrumentation.idle_hooks import IdleHooks
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Selection, Watched, named
@@ -36,6 +37,8 @@ from probe.core.records import Batch, Key, Outcome, TextFile
 SPLIT = "tensor_model_parallel"
 """The attribute that is true for a parameter if each tensor-parallel rank has another part, however it was split."""
 CAPTURED = "hooks called while a CUDA graph was captured"
+IDLE = "hooks between sampled steps"
+"""Place of failures to move them."""
 _log = logging.getLogger("probe")
 Each = TypeVar("Each")
 BeforeUpdate = Callable[[Optimizer, list[Watched], Tensor | None], None]
@@ -169,7 +172,7 @@ class Listeners(Generic[Each]):
 
 @dataclass
 class Run:
-    """The run, for sources: things to watch, the recorder, and the listeners of each moment.
+    """The run, for sources: things to watch, the recorder, the listeners of each moment, and the hooks of sources.
 
     Only its methods change it; sources add listeners on entry and remove them on exit.
     """
@@ -221,18 +224,19 @@ class Run:
     """Function that returns true while a device only records its work; None if that is never so."""
     statistics: tuple[str, ...] = field(default=(), init=False)
     """Ops that are computed."""
-    idle: IdleHooks = field(init=False)
-    """The hooks of the sources, between sampled steps."""
+    resting: bool = field(default=False, init=False)
+    """True if the hooks of sources are taken out, between sampled steps."""
     look: Callable[[], object] | None = field(default=None, init=False)
     """Function that each hook calls first, in steps that are not sampled, too; None while no update is compiled."""
     forwards: Forwards = field(default_factory=Forwards, init=False)
     """Forwards in progress on each thread."""
     _backward: tuple[int, bool] = field(default=(-1, True), init=False)
+    _pausable: dict[PausableHook, None] = field(default_factory=dict, init=False)
+    """Hooks of sources that can be taken out for a while."""
 
     def __post_init__(self) -> None:
         self.capturing = self.framework.capturing
         self.statistics = self.settings.statistics
-        self.idle = IdleHooks(self.faults, self.settings.compiled != "record")
 
     def adopt(self, optimizers: Sequence[Optimizer]) -> None:
         """Watch ``optimizers`` instead of the present ones; each replaces the one at its position."""
@@ -369,7 +373,61 @@ class Run:
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
         leave = unheard if after is None else ended
         guard = self.guard_of(where)
-        return self.idle.keep(hooks.on_forward(module, began, leave, guard, inside=inside, gradients=gradients))
+        return self.keep(hooks.on_forward(module, began, leave, guard, inside=inside, gradients=gradients))
+
+    # Hooks of sources between sampled steps: taken out where several steps in a row are not sampled, since a hook
+    # without effect costs time, too.
+
+    def keep(self, remove: Remove) -> Remove:
+        """Note a hook that was placed; return the function that removes it."""
+        if not isinstance(remove, PausableHook):
+            return remove
+        hook = remove
+        self._pausable[hook] = None
+
+        def remove_and_drop() -> None:
+            hook()
+            self._pausable.pop(hook, None)  # only now: see :meth:`remove_hooks`
+
+        return remove_and_drop
+
+    def remove_hooks(self) -> None:
+        """Remove the hooks whose removal was interrupted."""
+        while self._pausable:
+            hook = next(reversed(self._pausable))
+            hook()
+            self._pausable.pop(hook, None)
+
+    def move_hooks(self) -> float:
+        """Put the hooks back if they rest; else take them out, if the framework lets them. Do neither in a backward,
+        where frameworks iterate over them. Return the seconds in which they were taken out."""
+        hooks = self.framework.hooks
+        if hooks.backward_id() != -1:
+            return 0.0
+        if self.resting:
+            self.wake()
+            return 0.0
+        if not hooks.may_rest():
+            return 0.0
+        begun = time.perf_counter()
+        self.rest()
+        return time.perf_counter() - begun
+
+    def rest(self) -> None:
+        """Take all hooks out, the last first: each knows the hooks before it, which are in place both times. Where what
+        is compiled is recorded, all stay."""
+        self.resting = True
+        for hook in reversed(self._movable()):
+            attempt(self.faults, IDLE, hook.rest)
+
+    def wake(self) -> None:
+        """Put all hooks back."""
+        self.resting = False
+        for hook in self._movable():
+            attempt(self.faults, IDLE, hook.wake)
+
+    def _movable(self) -> list[PausableHook]:
+        return [] if self.settings.compiled == "record" else [*self._pausable]
 
 
 REMEDIES = {

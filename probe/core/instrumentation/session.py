@@ -82,7 +82,7 @@ class Session:
 
     def _listen_to_forwards(self, run: Run, model: Module) -> Remove:
         began, guard = self.steps.forward_listener(model), run.guard_of("parameters")
-        return run.idle.keep(self._hooks.on_forward(model, began, unheard, guard))
+        return run.keep(self._hooks.on_forward(model, began, unheard, guard))
 
     def hook(self, optimizer: Optimizer) -> None:
         """Place the hooks of an optimizer that has replaced another; raise an error if it cannot be watched."""
@@ -136,7 +136,7 @@ class Session:
         if not at_once and (self.steps.working or self._trains_elsewhere() or self._hooks.at_work()):
             return False
         self._stack.close()
-        self.steps.run.idle.remove()
+        self.steps.run.remove_hooks()
         return True
 
     def _trains_elsewhere(self) -> bool:

@@ -12,7 +12,6 @@ from probe.core.backend.protocols import Module, Optimizer, Tensor
 from probe.core.door import attempt, count
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.other_updates import OtherUpdates
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
@@ -27,6 +26,8 @@ from probe.core.instrumentation.step_boundary import (
 from probe.core.instrumentation.watched_parts import WatchedParts
 from probe.core.records import Outcome
 
+UNPLACED = "hooks: steps that were due to be sampled, but began within a backward, where none can be placed"
+"""Kind of loss that is counted for a step that cannot be sampled."""
 Between = Callable[[int], None]
 """Function that is called between two steps with the number of the next one."""
 
@@ -374,13 +375,13 @@ class TrainingSteps:
 
     def _begin(self, step: int) -> None:
         """Begin ``step``, with the hooks that it needs: they rest if neither it nor the next one is sampled."""
-        sampled, idle = self._samples(step), self.run.idle
-        if sampled == idle.resting and (sampled or not (self.over or self._samples(step + 1))):
-            self.run.cost.note_rest(attempt(self.faults, "hooks", idle.move, self._hooks) or 0.0)
-        if sampled and idle.resting:
+        sampled, run = self._samples(step), self.run
+        if sampled == run.resting and (sampled or not (self.over or self._samples(step + 1))):
+            run.cost.note_rest(attempt(self.faults, "hooks", run.move_hooks) or 0.0)
+        if sampled and run.resting:
             sampled = False
-            self.run.faults.lost(UNPLACED, 1)
-        self.run.clock.begin(step, sampled)
+            run.faults.lost(UNPLACED, 1)
+        run.clock.begin(step, sampled)
 
     def _samples(self, step: int) -> bool:
         """True if ``step`` is to be sampled; never in a forked child, which has no delivery thread."""

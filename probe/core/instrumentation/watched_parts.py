@@ -178,7 +178,7 @@ class WatchedParts:
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
                 for attach in self._run.each_parameter:
-                    remove = self._run.idle.keep(attach(parameter))
+                    remove = self._run.keep(attach(parameter))
                     self._attached.setdefault(id(parameter.thing), ExitStack()).callback(remove)
             else:
                 untrainable.append(parameter)
