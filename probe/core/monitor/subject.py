@@ -16,7 +16,8 @@ from probe.core.control.on_anomaly import around, deeper
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation import target_aliases
-from probe.core.instrumentation.context import Clock, Run
+from probe.core.instrumentation.clock import Clock
+from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.named_models import NamedModels
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.plan import Plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import probe
-from probe.core.instrumentation.context import Clock
+from probe.core.instrumentation.clock import Clock
 from probe.core.instrumentation.step_boundary import StepBoundary
 from tests.matrix.numpy_framework import TENSORS
 
