@@ -184,10 +184,10 @@ class Run:
         Args:
             squash: whether names are squashed; if None, as configured.
         """
-        taken, squash = set[tuple[int, str]](), self.settings.squash_name if squash is None else squash
+        in_use, squash = set[tuple[int, str]](), self.settings.squash_name if squash is None else squash
         for stage, model in self.chunks:
             modules = [*self.framework.hooks.modules(model)]
-            for module in named(stage, modules, (full for full, _ in modules), taken, squash):
+            for module in named(stage, modules, (full for full, _ in modules), in_use, squash):
                 yield model, module
 
     @property

@@ -159,7 +159,11 @@ class Attachment:
     def _state(self) -> tuple[int, str | None, tuple[float, float]]:
         directory = self.output.directory if self.output is not None else None
         cost = self.run.cost
-        return self.step, str(directory) if directory is not None else None, (cost.total, cost.seconds - cost.own)
+        return (
+            self.step,
+            str(directory) if directory is not None else None,
+            (cost.total, cost.seconds - cost.on_training),
+        )
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""

@@ -34,8 +34,8 @@ _OF_CALLBACKS = frozenset({"on_init_end", "on_train_begin", "state_key", "setup"
 def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_have_main_grad: bool) -> bool:
     """Return ``params_have_main_grad`` from the arguments of older scripts, and warn of these."""
     if opt_ty is not None:
-        known = "" if opt_ty in OPTIMIZER_TYPES else f" (nor was {opt_ty!r} ever one of {', '.join(OPTIMIZER_TYPES)})"
-        deprecated(f"opt_ty has no effect: leave it out{known}", 5)
+        remark = "" if opt_ty in OPTIMIZER_TYPES else f" (nor was {opt_ty!r} ever one of {', '.join(OPTIMIZER_TYPES)})"
+        deprecated(f"opt_ty has no effect: leave it out{remark}", 5)
     if param_have_main_grad is None:
         return params_have_main_grad
     deprecated("param_have_main_grad: write params_have_main_grad", 5)
@@ -52,8 +52,10 @@ class CheckedAttributes:
         """Set an attribute. Nothing is raised for a public one that has no effect, which is reported; a value for a
         method or a number of the monitor is left out."""
         if not name.startswith("_"):
-            known = getattr(type(self), name, None)
-            if (isinstance(known, property) and known.fset is None) or (callable(known) and not callable(value)):
+            attribute = getattr(type(self), name, None)
+            if (isinstance(attribute, property) and attribute.fset is None) or (
+                callable(attribute) and not callable(value)
+            ):
                 self._report(f"monitor.{name}: cannot be assigned: %.80r is left out; read it, or call it", value)
                 return
             if not hasattr(type(self), name) and name not in vars(self) and _is_plain(type(self)):

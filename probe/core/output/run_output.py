@@ -252,8 +252,8 @@ class Output:
         deadline, last = time.monotonic() + seconds, self._last(incident)
         self.flush(seconds)
         self._writer.wait_no_longer()
-        left = max(LAST_SECONDS, deadline - time.monotonic())
-        self._delivery.close(left, lambda: self._finish_here(last))
+        remaining = max(LAST_SECONDS, deadline - time.monotonic())
+        self._delivery.close(remaining, lambda: self._finish_here(last))
         self._wait_or_finish(last)
 
     def close_unattended(self) -> None:
@@ -330,7 +330,7 @@ class Output:
         try:
             if self._resumed is None:
                 run_directory.write_manifest(self.directory, identity(folder.rank, folder.number, self._first))
-            remember(self._writer.rules, self.directory, self._first, faults, own=self._resumed is not None)
+            remember(self._writer.rules, self.directory, self._first, faults, continued=self._resumed is not None)
         except (OSError, ValueError) as error:
             faults.note("memory of rules", error)
 
