@@ -52,7 +52,7 @@ class WatchedParts:
         self._watched: list[Watched] = []
         """The watched parameters."""
         self._waiting: list[Watched] = []
-        """Those whose hooks are not placed yet."""
+        """The watched parameters whose hooks are not placed yet."""
         self._owned: dict[int, list[Watched]] = {}
         """The watched parameters by the identity of their optimizer."""
         self._census: list[int] = []
