@@ -157,13 +157,9 @@ class Attachment:
         return self.run.clock.step if self._ended_at is None else self._ended_at
 
     def _state(self) -> tuple[int, str | None, tuple[float, float]]:
-        directory = self.output.directory if self.output is not None else None
-        cost = self.run.cost
-        return (
-            self.step,
-            str(directory) if directory is not None else None,
-            (cost.total, cost.seconds - cost.on_training),
-        )
+        directory, cost = None if self.output is None else self.output.directory, self.run.cost
+        seconds = cost.total, cost.seconds - cost.on_training
+        return self.step, None if directory is None else str(directory), seconds
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
