@@ -289,8 +289,7 @@ class Attachment:
         """Return the directory of this run and rank; ``first`` is the first step that is written to it."""
         with self._folding:
             if self._folder is None:
-                groups = self.run.framework.groups
-                rank = groups.rank() + self.reporting.program_number  # without a launcher the number in the program
+                groups, rank = self.run.framework.groups, self.reporting.rank
                 mates = tuple(groups.ranks_of(self._process_group)) if rank == groups.rank() else (rank,)
                 self._folder = OutputFolder(self.run.settings, self.number, rank, mates, first)
             return self._folder

@@ -88,14 +88,14 @@ class Reporting:
         self._root = output_root(os.environ, settings.output_dir).absolute()
         self._watcher: WatcherProcess | None = None
         rules = [*(rule.rule_name for rule in settings.alert.rules), *(rule.rule_name for rule in settings.run.rules)]
-        self.program_number, self._release_number = claim_number(self._root, groups, os.environ, faults)
-        """Number of the run among those that live side by side in a program without a launcher, where it takes the
-        place of the rank; else 0."""
+        program_number, self._release_number = claim_number(self._root, groups, os.environ, faults)
+        self.rank = groups.rank() + program_number
+        """The rank; without a launcher, the number of the run among those that live side by side in a program."""
         with ExitStack() as undo:
             undo.callback(self.release)
-            self._rank, self._launched = groups.rank() + self.program_number, groups.world_size()
-            self._ranks = max(self._launched, self._rank + 1)
-            name = RankName(self._job, self._rank, self._ranks, socket.gethostname())
+            self._launched = groups.world_size()
+            self._ranks = max(self._launched, self.rank + 1)
+            name = RankName(self._job, self.rank, self._ranks, socket.gethostname())
             self.metrics = MetricsHub(name, self._folder, rules, faults, settings.alert.grace_seconds)
             """Ways out for metrics of this rank, which its sinks share."""
             self.metrics.verdict = self._verdict
@@ -227,16 +227,16 @@ class Reporting:
         run = self._settings.run
         if run.server is None:
             return None
-        feed = HeartbeatFeed(run.server, self._job, self._rank, self._ranks, self._faults, self._root / "heartbeats")
+        feed = HeartbeatFeed(run.server, self._job, self.rank, self._ranks, self._faults, self._root / "heartbeats")
         feed.begun(first, run.hang.startup_seconds)
         return feed
 
     def _new_alarms(self, first: int) -> Alarms | None:
         if not self._settings.alert.channels:
             return None
-        sender = Alerts(self._settings.alert, job=self._job, rank=self._rank, directory=self._root, faults=self._faults)
+        sender = Alerts(self._settings.alert, job=self._job, rank=self.rank, directory=self._root, faults=self._faults)
         sender.start()
-        return Alarms(sender, self._job, self._rank, first, self._report)
+        return Alarms(sender, self._job, self.rank, first, self._report)
 
     def _new_marks(self) -> Progress | None:
         """Return the progress of this rank, in a file if another process reads it, and see to a watcher of the node."""
@@ -244,14 +244,14 @@ class Reporting:
         if not watched and not is_live(self._settings.formats):
             if self.board is not None and self._settings.sentinel.enable:
                 self._is_on_board = True
-                folder, name = self.board.folder, (self._rank, self._ranks, self._job)
+                folder, name = self.board.folder, (self.rank, self._ranks, self._job)
                 return attempt(self._faults, SUMMARY, Progress, folder, *name, False)
-            return None if self._feed is None else Progress(None, self._rank, self._ranks, self._job)
+            return None if self._feed is None else Progress(None, self.rank, self._ranks, self._job)
         folder = self._folder()
-        marks = Progress(folder, self._rank, self._ranks, self._job, watched)
+        marks = Progress(folder, self.rank, self._ranks, self._job, watched)
         if not watched:
             return marks
-        first = os.environ.get("LOCAL_RANK", "0" if self._launched == 1 else str(self._rank)) == "0"
+        first = os.environ.get("LOCAL_RANK", "0" if self._launched == 1 else str(self.rank)) == "0"
         settings = WatcherSettings.of(self._settings, self._job, self._root)
         self._watcher = ensure_watcher(folder, settings, first, self._faults)
         return marks

@@ -1,4 +1,4 @@
-"""The public ``TrainerMon``: a configuration, and a collector while it is attached."""
+"""The public ``TrainerMon``: a configuration, and its attachment to a model."""
 
 from __future__ import annotations
 
