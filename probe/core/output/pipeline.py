@@ -83,7 +83,7 @@ class Writer:
         self.findings: list[Finding] = []
         """The first findings of the run, in causal order within each step."""
         self._news: deque[Finding] = deque(maxlen=NEWS_KEPT)
-        self.found = 0
+        self.finding_count = 0
         """Number of findings."""
         self.steps = 0
         """Number of steps that were judged."""
@@ -281,13 +281,13 @@ class Writer:
             snapshot = replace(snapshot, findings=tuple(findings))
         self.findings.extend(findings[: FINDINGS_KEPT - len(self.findings)])
         self._news.extend(findings[:NEWS_KEPT])
-        self.found += len(findings)
+        self.finding_count += len(findings)
         self.steps += 1
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
         for listener in self._listeners.all if self._listeners is not None else ():
             attempt(self._faults, "snapshot listener", listener, snapshot)
-        if self.found and self._judged is not None:  # after the account of the run, whose verdict alerts have
+        if self.finding_count and self._judged is not None:  # after the account of the run, whose verdict alerts have
             attempt(self._faults, "alerts", self._judged, snapshot.step, findings)
         for due in (snapshot,) if self._history is None else self._history.admit(snapshot):
             self._put(due)

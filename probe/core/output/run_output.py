@@ -314,7 +314,7 @@ class Output:
         more |= {
             "end_time": run_directory.time_text(time.localtime()),
             "cost_seconds": self.cost,
-            "findings": self._writer.found,
+            "findings": self._writer.finding_count,
         }
         self._write_manifest(more | {"faults": faults}, last.faults)
         if faults:
