@@ -211,7 +211,7 @@ class Recorder:
         self._readings: dict[str, Readings] = {}
         self._blocks: list[Block] = []
         self._block_rows = 0
-        self._held: list[Tensor] = []
+        self._held_tensors: list[Tensor] = []
         self._held_rows: list[Reference] = []
         self._seen: dict[object, tuple[Callable[[], object], Reading]] = {}
         """Tensors that may be recorded again, each with a function that returns None once it is gone."""
@@ -287,8 +287,8 @@ class Recorder:
         copy = self._tensors.hold(tensor) if scale is None else None
         if copy is None:
             return described, self._add(self._moments([tensor], scale), 1)
-        self._held.append(copy)
-        return described, (HELD, len(self._held_rows) + len(self._held) - 1)
+        self._held_tensors.append(copy)
+        return described, (HELD, len(self._held_rows) + len(self._held_tensors) - 1)
 
     def record_all(
         self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor | Shard], *, scale: Tensor | None = None
@@ -384,10 +384,12 @@ class Recorder:
 
     def _pending(self, readings: dict[str, Readings], rows: Callable[[], Array]) -> Pending:
         """Return ``readings``, with the ``rows`` of the slab, after the held tensors have been reduced together."""
-        if self._held:
+        if self._held_tensors:
             first = len(self._held_rows)
-            self._held_rows += self._reduced(self._held, None, lambda i, error: self._leave_out_held(first + i, error))
-            self._held = []
+            self._held_rows += self._reduced(
+                self._held_tensors, None, lambda i, error: self._leave_out_held(first + i, error)
+            )
+            self._held_tensors = []
         wait = self._tensors.to_host(self._blocks) if self._blocks else _no_rows
         held_rows = list(self._held_rows)
         return Pending(

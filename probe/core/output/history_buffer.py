@@ -32,7 +32,7 @@ class HistoryBuffer:
     """
 
     def __init__(self, steps: int, most_bytes: int = MOST_BYTES) -> None:
-        self._held: deque[tuple[int, Callable[[], Snapshot]]] = deque()
+        self._packed_steps: deque[tuple[int, Callable[[], Snapshot]]] = deque()
         """The bytes of each held step, and the function that unpacks its snapshot."""
         self._steps, self._most_bytes = steps, most_bytes
         self._bytes = self._following = 0
@@ -55,24 +55,26 @@ class HistoryBuffer:
 
     def release(self) -> Iterator[Snapshot]:
         """Yield and remove the held snapshots, in order."""
-        while self._held:
-            size, unpack = self._held.popleft()
+        while self._packed_steps:
+            size, unpack = self._packed_steps.popleft()
             self._bytes -= size
             yield unpack()
 
     def forget(self) -> None:
         """Drop the held snapshots."""
-        self.unwritten += len(self._held)
-        self._held.clear()
+        self.unwritten += len(self._packed_steps)
+        self._packed_steps.clear()
         self._bytes = 0
 
     def _hold(self, snapshot: Snapshot) -> None:
         packed = [self._packed(batch) for batch in snapshot.batches]
         size = sum(size for size, _ in packed)
-        self._held.append((size, partial(_unpacked, replace(snapshot, batches=[]), [unpack for _, unpack in packed])))
+        self._packed_steps.append(
+            (size, partial(_unpacked, replace(snapshot, batches=[]), [unpack for _, unpack in packed]))
+        )
         self._bytes += size
-        while len(self._held) > self._steps or (self._bytes > self._most_bytes and len(self._held) > 1):
-            self._bytes -= self._held.popleft()[0]
+        while len(self._packed_steps) > self._steps or (self._bytes > self._most_bytes and len(self._packed_steps) > 1):
+            self._bytes -= self._packed_steps.popleft()[0]
             self.unwritten += 1
 
     def _packed(self, batch: Batch) -> tuple[int, Callable[[], Batch]]:

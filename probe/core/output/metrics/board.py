@@ -71,7 +71,7 @@ class LayerColumn:
         """Names of the layers, in their order."""
         self.series = tuple(Series(TENSORS[op].name, (signal, label(name))) for name in places)
         matches = (not patterns or any(fnmatchcase(name, pattern) for pattern in patterns) for name in places)
-        self.wanted: Bools = np.fromiter(matches, np.bool_, len(places))
+        self.matches: Bools = np.fromiter(matches, np.bool_, len(places))
         self.values: Array = np.zeros(len(places))
         self._usual: Array = np.full(len(places), np.nan)
         self.change: Array = np.zeros(len(places))
@@ -102,7 +102,7 @@ class MetricBoard:
     """
 
     def __init__(self, most: int, patterns: Sequence[str]) -> None:
-        self._most, self._chosen = most, tuple(patterns)
+        self._most, self._patterns = most, tuple(patterns)
         self._numbers: dict[Series, float] = {}
         self._named: dict[str, Series] = {}
         self._columns: dict[tuple[str, str], LayerColumn] = {}
@@ -182,7 +182,7 @@ class MetricBoard:
                 continue
             column = self._columns.get((batch.signal, op))
             if column is None or column.keys != batch.keys:
-                column = self._columns[batch.signal, op] = LayerColumn(batch.signal, op, batch.keys, self._chosen)
+                column = self._columns[batch.signal, op] = LayerColumn(batch.signal, op, batch.keys, self._patterns)
                 self._chosen_at = -math.inf
             column.take(rows)
 
@@ -190,7 +190,7 @@ class MetricBoard:
         """Choose the layers that are shown: all if there is room, else those with the largest change, and at once those
         that are not finite."""
         columns = list(self._columns.values())
-        changes = np.concatenate([np.where(column.wanted, column.change, -1.0) for column in columns] or [np.zeros(0)])
+        changes = np.concatenate([np.where(column.matches, column.change, -1.0) for column in columns] or [np.zeros(0)])
         are_shown = np.concatenate([self._is_shown(column) for column in columns] or [np.zeros(0, np.bool_)])
         bad = np.isinf(changes)
         if now - self._chosen_at < CHOOSE_SECONDS and not (bad & ~are_shown).any():
