@@ -12,7 +12,6 @@ from typing import Any, overload
 
 from probe.core.backend.protocols import FrameworkAdapter, Remove
 from probe.core.control.command_requests import Command
-from probe.core.control.planner import Configuration
 from probe.core.door import attempt
 from probe.core.instrumentation.context import Listeners, Run
 from probe.core.instrumentation.training_steps import TrainingSteps
@@ -36,8 +35,8 @@ REPLACED = (
 )
 _ATTACHED: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors that have been attached."""
-_RUNS: weakref.WeakKeyDictionary[Attachment, Configuration] = weakref.WeakKeyDictionary()
-"""Attachments that a program has made itself, with their configurations."""
+_RUNS: weakref.WeakSet[Attachment] = weakref.WeakSet()
+"""Attachments that a program has made itself."""
 
 
 class Monitor(AssignedSettings):
@@ -157,7 +156,7 @@ class Monitor(AssignedSettings):
         self._models = [weakref.ref(model) for model in subject.models]
         _ATTACHED.add(self)
         if not self.automatic:
-            _RUNS[self._attachment] = self._configuration
+            _RUNS.add(self._attachment)
 
     def _watches_any(self, models: Sequence[Any]) -> bool:
         if not self._attached:
@@ -172,9 +171,9 @@ class Monitor(AssignedSettings):
         for monitor in [*_ATTACHED]:
             if monitor.automatic and monitor._watches_any(subject.models):
                 monitor.stop()
-        for attachment, configuration in [*_RUNS.items()]:
+        for attachment in [*_RUNS]:
             run = attachment.run
-            is_alike = run.framework.name == self.framework.name and configuration.settings == self.settings
+            is_alike = run.framework.name == self.framework.name and attachment.planner.settings == self.settings
             if attachment.session is None or not is_alike:
                 continue
             if self._roots(run.chunks) == self._roots(enumerate(subject.models)) and not (
