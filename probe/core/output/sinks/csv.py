@@ -111,8 +111,8 @@ class CsvSink:
             yield steps, path
         steps, name = file_of_step(batch.signal, batch.step, self._steps_per_file, CSV)
         yield steps, self._directory / name
-        for name in islice(candidates(batch.signal, steps[0], steps[-1], batch.step, CSV), 1, None):
-            yield steps, self._directory / str(name)
+        for table in islice(candidates(batch.signal, steps[0], steps[-1], batch.step, CSV), 1, None):
+            yield steps, self._directory / str(table)
 
     def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:
         """Append to ``path`` unless that has other columns; a new file appears with its header and rows.
