@@ -99,7 +99,7 @@ MUTATIONS = (
     Mutation("core/control/agreement.py", "math.ceil(self.seconds / a_step)", "math.floor(self.seconds * a_step)", "test_arming.py test_on_anomaly.py"),
     Mutation("core/control/planner.py", "takes_part=takes_part, until=step + 1)", "takes_part=takes_part, until=step + 2)", "matrix/test_structure.py", "numpy"),
     # output
-    Mutation("core/output/history_buffer.py", "while len(self._held) > self._steps or", "while len(self._held) >= self._steps or", "test_past.py test_history_buffer.py"),
+    Mutation("core/output/history_buffer.py", "while len(self._packed_steps) > self._steps or", "while len(self._packed_steps) >= self._steps or", "test_past.py test_history_buffer.py"),
     Mutation("core/output/resume.py", "cost_step(line) < self.first", "cost_step(line) <= self.first", "test_resuming.py", "numpy"),
     Mutation("core/output/sinks/sqlite.py", "if steps * rows <= ROWS_A_TABLE", "if steps * rows <= 100 * ROWS_A_TABLE", "test_sinks_sqlite.py"),
     Mutation("core/output/sinks/parquet.py", "if snapshot.step > filling.last:", "if snapshot.step > filling.last + 1:", "test_sinks_parquet.py"),

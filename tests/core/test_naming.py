@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from probe.core import naming
-from probe.core.instrumentation.selection import TargetNames
+from probe.core.instrumentation.selection import named
 from probe.core.naming import SIGNALS, row_name, signal_of, squash_name, tag
 from probe.core.records import Key
 from tests.sources import parsed
@@ -42,9 +42,8 @@ def test_squashing(full: str, squashed: str) -> None:
 
 
 def watched(squash: bool, *full_names: str, stage: int = 0) -> list[str]:
-    names = TargetNames(squash)
-    names.expect(stage, full_names)
-    return [names.watch(stage, full, object()).name for full in full_names]
+    things = [(full, object()) for full in full_names]
+    return [thing.name for thing in named(stage, things, full_names, set(), squash)]
 
 
 def test_names_are_full_unless_squashed() -> None:
@@ -62,11 +61,10 @@ def test_names_that_would_become_the_same_stay_full() -> None:
 
 def test_what_comes_later_changes_no_name() -> None:
     """Rows have been written under the short name: it stays, and the other is called by its full name."""
-    names = TargetNames(squash=True)
-    names.expect(0, ["a.layers.0.w"])
-    first = names.watch(0, "a.layers.0.w", object())
-    names.expect(0, ["a.layers.0.w", "b.layers.0.w"])
-    assert [first.name, names.watch(0, "b.layers.0.w", object()).name] == ["layers.0.w", "b.layers.0.w"]
+    taken = set[tuple[int, str]]()
+    (first,) = named(0, [("a.layers.0.w", object())], ["a.layers.0.w"], taken, True)
+    (later,) = named(0, [("b.layers.0.w", object())], ["a.layers.0.w", "b.layers.0.w"], taken, True)
+    assert [first.name, later.name] == ["layers.0.w", "b.layers.0.w"]
 
 
 def test_no_name_is_squashed_to_the_full_name_of_another() -> None:
@@ -77,8 +75,9 @@ def test_no_name_is_squashed_to_the_full_name_of_another() -> None:
 
 def test_stages_do_not_take_names_from_each_other() -> None:
     """Chunks of a virtual pipeline repeat names."""
-    names = TargetNames(squash=True)
-    assert [names.watch(stage, "m.layers.0.w", object()).name for stage in (0, 1)] == ["layers.0.w"] * 2
+    taken, full = set[tuple[int, str]](), "m.layers.0.w"
+    names = [[thing.name for thing in named(stage, [(full, object())], [full], taken, True)] for stage in (0, 1)]
+    assert names == [["layers.0.w"]] * 2
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.output.write_order import LATE, WAITING
+from probe.core.output.pipeline import LATE, WAITING
 from tests.distributed.ranks import Ranks
 from tests.pytorch.watching import watch
 from tests.required import require

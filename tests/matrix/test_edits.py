@@ -120,7 +120,7 @@ def test_limits_of_numbers_of_the_run_may_be_changed(framework: Harness, path: P
     limit = {"rules": [{"rule_name": "AnomalyThreshold", "args": {"ops": ["learning_rate"], "above": 0.001}}]}
     with training(framework, config(path, on=True), 9, {4: rewriting(alert=limit)}) as monitor:
         monitor.flush()
-        found = monitor._attachment.account.summary(9, "", {}, True).findings
+        found = monitor._attachment.reporting.account.summary(9, "", {}, True).findings
     assert [(finding.kind, finding.where) for finding in found] == [("Value beyond its limit", ("learning_rate",))]
     assert found[0].step in (5, 6)
 

@@ -236,7 +236,7 @@ def test_rows_of_steps_with_finite_weights_name_the_module(tmp_path: Path, monke
     bad."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
     trained = Trained(BAD, FILES, scaled=True, cut=True)
-    report = trained.monitor._attachment.account.summary(STEPS, "", {}, True)
+    report = trained.monitor._attachment.reporting.account.summary(STEPS, "", {}, True)
     (deep,) = report.deep
     assert (deep.first, deep.last, deep.step, deep.module, deep.spoilt) == (31, 40, 31, "blocks.0", None)
     findings = [entry for entry in judged(trained.directory)["findings"] if entry["grade"] == "critical"]

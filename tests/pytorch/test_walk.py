@@ -38,7 +38,7 @@ PARTS: tuple[Place, ...] = (
 )
 """Functions with which the parts of the walk begin."""
 APART: dict[Place, str] = {
-    ("core/instrumentation/context.py", "backward_began"): "the number of the micro batch",
+    ("core/instrumentation/clock.py", "backward_began"): "the number of the micro batch",
     ("core/instrumentation/overhead.py", "take"): "the monitor's own time",
     ("core/instrumentation/overhead.py", "part"): "the monitor's own time",
     ("core/instrumentation/training_steps.py", "_drop"): "the beginning of the next step",

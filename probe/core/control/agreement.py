@@ -30,13 +30,12 @@ class LeadTime:
     """Number of steps in the time until a change of a file is visible on every rank.
 
     Args:
-        alone: whether there is one rank only: then a change takes effect at once.
         seconds: time after which every rank sees a change of a file.
         now: returns the seconds of a monotonic clock.
     """
 
-    def __init__(self, alone: bool, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._alone, self._now, self._ended = alone, now, now()
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._ended = now, now()
         self._took: deque[float] = deque(maxlen=STEPS)
         self.seconds = seconds
 
@@ -48,8 +47,6 @@ class LeadTime:
 
     def steps(self) -> int:
         """Return the number of steps after which every rank has read an announcement that is written now."""
-        if self._alone:
-            return 0
         a_step = median(self._took) if self._took else 0.0
         return max(FEWEST, math.ceil(self.seconds / a_step)) if a_step > 0 else FEWEST
 

@@ -95,12 +95,11 @@ class Planner:
             self._broadcast = broadcast = announcements.of_configuration(settings, number, framework, faults)
             if broadcast is not None:
                 undo.callback(broadcast.close)
-            self._lead_time = LeadTime(groups.world_size() == 1, self._seen_within())
+            self._lead_time = None if groups.world_size() == 1 else LeadTime(self._seen_within())
+            """Measure of the steps that an announcement needs; None for one rank, for which a change holds at once."""
             control = broadcast.notices(CONTROL) if broadcast and dynamic(os.environ) else None
             path, content = configuration.path, configuration.content
-            self._switch = follow(
-                path, settings, content, first, groups, faults, self._lead_time.steps, control, number
-            )
+            self._switch = follow(path, settings, content, first, groups, faults, self._lead_steps, control, number)
             self._commands = self._notices(COMMANDS) if path is not None else None
             self._inbox: CommandInbox | None = None
             self._warned_of_commands = False
@@ -171,7 +170,8 @@ class Planner:
         """
         self._step = step
         yield from self.of_program(findings is not None)
-        self._lead_time.step_ended()
+        if self._lead_time is not None:
+            self._lead_time.step_ended()
         if (pace := self.plan.schedule.pace) is not None:
             pace.between(step)
         yield from self._after_its_end(step)
@@ -198,7 +198,8 @@ class Planner:
         elif plan.purpose != "deeper":
             self._configuration.settings = plan.settings
             self._latest_pace = plan.schedule.pace or self._latest_pace
-            self._lead_time.seconds = self._seen_within()
+            if self._lead_time is not None:
+                self._lead_time.seconds = self._seen_within()
             self._arm(before.on_anomaly)
 
     def close(self) -> None:
@@ -245,7 +246,7 @@ class Planner:
         alone, rank = groups.world_size() == 1, groups.rank()
         begins = first if alone else first + 1
         folder = folder_of(path)
-        return CommandInbox(folder, rank, rank == 0, self._lead_time.steps, self._commands, begins, began, self._faults)
+        return CommandInbox(folder, rank, rank == 0, self._lead_steps, self._commands, begins, began, self._faults)
 
     # Proposals.
 
@@ -402,7 +403,7 @@ class Planner:
         if not settings.global_stats or groups.world_size() == 1:
             return Pace(budget, interval)
         leads = groups.rank() == min(settings.module_ranks, default=0)
-        return AgreedPace(budget, interval, self._notices(PACE), leads, self._lead_time.steps, self._faults)
+        return AgreedPace(budget, interval, self._notices(PACE), leads, self._lead_steps, self._faults)
 
     def _arm(self, before: OnAnomaly | None) -> None:
         """Rebuild the trigger of deeper collection if ``on_anomaly`` changed; otherwise keeps its pending order."""
@@ -411,9 +412,11 @@ class Planner:
             self._arming = None
         elif self._arming is None or on_anomaly != before:
             rank, notices = self._framework.groups.rank(), self._notices(ARMING)
-            self._arming = Arming(
-                notices, rank, on_anomaly.steps, on_anomaly.cool_down, self._lead_time.steps, self._faults
-            )
+            self._arming = Arming(notices, rank, on_anomaly.steps, on_anomaly.cool_down, self._lead_steps, self._faults)
+
+    def _lead_steps(self) -> int:
+        """Return the number of steps after which every rank has read an announcement that is written now."""
+        return 0 if self._lead_time is None else self._lead_time.steps()
 
     def _seen_within(self) -> float:
         """Return the seconds after which all ranks see an announcement."""

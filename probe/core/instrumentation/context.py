@@ -1,10 +1,10 @@
-"""The run for a source: the step in progress, the things to watch, the recorder."""
+"""The run for a source: the step in progress, the things to watch, the recorder, the hooks of sources."""
 
 from __future__ import annotations
 
 import logging
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,105 +18,32 @@ from probe.core.backend.protocols import (
     Module,
     Optimizer,
     Parameter,
+    PausableHook,
     Remove,
     Shard,
     Tensor,
     unheard,
 )
 from probe.core.config.schema import Settings
-from probe.core.door import StepHook, count
+from probe.core.door import StepHook, attempt, count
 from probe.core.faults import Faults
+from probe.core.instrumentation.clock import Clock
 from probe.core.instrumentation.forwards import Forwards
-from probe.core.instrumentation.idle_hooks import IdleHooks
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
-from probe.core.instrumentation.selection import Selection, TargetNames, Watched
-from probe.core.records import Batch, Key, Outcome, TextFile
+from probe.core.instrumentation.selection import Selection, Watched, named
+from probe.core.records import Batch, Key, TextFile
 
 SPLIT = "tensor_model_parallel"
 """The attribute that is true for a parameter if each tensor-parallel rank has another part, however it was split."""
 CAPTURED = "hooks called while a CUDA graph was captured"
+IDLE = "hooks between sampled steps"
+"""Place of failures to move them."""
 _log = logging.getLogger("probe")
 Each = TypeVar("Each")
 BeforeUpdate = Callable[[Optimizer, list[Watched], Tensor | None], None]
 AfterUpdate = Callable[[Optimizer, list[Watched]], None]
 GradientsNow = Callable[[Optimizer, list[Watched], Tensor | None, Recorder], None]
-
-
-@dataclass
-class Clock:
-    """The position of the run. In steps that are not sampled, hooks test ``sampled`` and nothing else."""
-
-    step: int = 0
-    sampled: bool = False
-    micro_step: int = 0
-    """Micro step of the forwards that run now."""
-    searching: bool = False
-    """True while a closure is evaluated again within an update: a line search, whose tensors are not recorded."""
-    outcome: Outcome = "applied"
-    """Outcome of the update before the ``after_update`` listeners are called: ``applied``, ``skipped``, ``unknown``."""
-    updated: set[int] = field(default_factory=set)
-    """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
-    _reached: dict[int | None, int] = field(default_factory=dict)
-    """The micro step of the forward whose outputs each backward has reached; under None, that of the latest."""
-    _passed: dict[int, int] = field(default_factory=dict)
-    """Number of micro batches forwarded through each chunk of a pipeline."""
-    backward: int | None = None
-    """Identity of the backward of the latest gradient since the last forward; None before the first."""
-    _forward: bool = False
-    _whole: bool = False
-    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    def begin(self, step: int, sampled: bool) -> None:
-        """Begin the next training step."""
-        self.step, self.sampled, self.micro_step = step, sampled, 0
-        self._forward = self._whole = False
-        self.backward, self._reached, self._passed = None, {}, {}
-
-    def backward_step(self, identity: int) -> int:
-        """Return the micro step of gradients that the backward with this identity computes: that of the forward whose
-        outputs it has reached; of one that runs inside another, that of the latest; if none was reached, the micro step
-        in progress."""
-        reached = self._reached
-        return reached.get(identity, reached.get(None, self.micro_step))
-
-    def forward_began(self, whole: bool, pipeline: int | None = None) -> int:
-        """Note a forward of the whole model or, where that is never called, of a module. The first forward after a
-        backward begins another micro batch.
-
-        A pipeline runs several micro batches forward before the first backward: every forward of the chunk ``pipeline``
-        is another micro batch.
-
-        Returns:
-            The micro step of this forward.
-        """
-        if self._whole and not whole:
-            return self.micro_step
-        with self._lock:
-            return self._begin_forward(whole, pipeline)
-
-    def _begin_forward(self, whole: bool, pipeline: int | None) -> int:
-        self._whole = whole
-        for latest in (None, -1):  # frameworks may not distinguish backwards
-            self._reached.pop(latest, None)
-        if pipeline is not None:
-            self.micro_step = self._passed.get(pipeline, 0)
-            self._passed[pipeline] = self.micro_step + 1
-        elif self.backward is not None:
-            self.micro_step += 1
-        self.backward = None
-        self._forward = True
-        return self.micro_step
-
-    def backward_reached(self, micro_step: int, identity: int) -> None:
-        """Note that the backward with this identity has reached the outputs of a forward of ``micro_step``."""
-        self._reached[identity] = self._reached[None] = micro_step
-
-    def backward_began(self, identity: int) -> None:
-        """Note the first gradient of a backward; if no forward was noted, count each backward as a micro batch."""
-        if not self._forward and self.backward not in (None, identity):
-            self.micro_step += 1
-        self.backward = identity
 
 
 class PendingRows(Protocol):
@@ -169,7 +96,7 @@ class Listeners(Generic[Each]):
 
 @dataclass
 class Run:
-    """The run, for sources: things to watch, the recorder, and the listeners of each moment.
+    """The run, for sources: things to watch, the recorder, the listeners of each moment, and the hooks of sources.
 
     Only its methods change it; sources add listeners on entry and remove them on exit.
     """
@@ -221,18 +148,19 @@ class Run:
     """Function that returns true while a device only records its work; None if that is never so."""
     statistics: tuple[str, ...] = field(default=(), init=False)
     """Ops that are computed."""
-    idle: IdleHooks = field(init=False)
-    """The hooks of the sources, between sampled steps."""
+    resting: bool = field(default=False, init=False)
+    """True if the hooks of sources are taken out, between sampled steps."""
     look: Callable[[], object] | None = field(default=None, init=False)
     """Function that each hook calls first, in steps that are not sampled, too; None while no update is compiled."""
     forwards: Forwards = field(default_factory=Forwards, init=False)
     """Forwards in progress on each thread."""
     _backward: tuple[int, bool] = field(default=(-1, True), init=False)
+    _pausable: dict[PausableHook, None] = field(default_factory=dict, init=False)
+    """Hooks of sources that can be taken out for a while."""
 
     def __post_init__(self) -> None:
         self.capturing = self.framework.capturing
         self.statistics = self.settings.statistics
-        self.idle = IdleHooks(self.faults, self.settings.compiled != "record")
 
     def adopt(self, optimizers: Sequence[Optimizer]) -> None:
         """Watch ``optimizers`` instead of the present ones; each replaces the one at its position."""
@@ -256,12 +184,11 @@ class Run:
         Args:
             squash: whether names are squashed; if None, as configured.
         """
-        names = TargetNames(self.settings.squash_name if squash is None else squash)
+        in_use, squash = set[tuple[int, str]](), self.settings.squash_name if squash is None else squash
         for stage, model in self.chunks:
             modules = [*self.framework.hooks.modules(model)]
-            names.expect(stage, (full for full, _ in modules))
-            for full, module in modules:
-                yield model, names.watch(stage, full, module)
+            for module in named(stage, modules, (full for full, _ in modules), in_use, squash):
+                yield model, module
 
     @property
     def seen(self) -> bool:
@@ -370,7 +297,61 @@ class Run:
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
         leave = unheard if after is None else ended
         guard = self.guard_of(where)
-        return self.idle.keep(hooks.on_forward(module, began, leave, guard, inside=inside, gradients=gradients))
+        return self.keep(hooks.on_forward(module, began, leave, guard, inside=inside, gradients=gradients))
+
+    # Hooks of sources between sampled steps: taken out where several steps in a row are not sampled, since a hook
+    # without effect costs time, too.
+
+    def keep(self, remove: Remove) -> Remove:
+        """Note a hook that was placed; return the function that removes it."""
+        if not isinstance(remove, PausableHook):
+            return remove
+        hook = remove
+        self._pausable[hook] = None
+
+        def remove_and_drop() -> None:
+            hook()
+            self._pausable.pop(hook, None)  # only now: see :meth:`remove_hooks`
+
+        return remove_and_drop
+
+    def remove_hooks(self) -> None:
+        """Remove the hooks whose removal was interrupted."""
+        while self._pausable:
+            hook = next(reversed(self._pausable))
+            hook()
+            self._pausable.pop(hook, None)
+
+    def move_hooks(self) -> float:
+        """Put the hooks back if they rest; else take them out, if the framework lets them. Do neither in a backward,
+        where frameworks iterate over them. Return the seconds in which they were taken out."""
+        hooks = self.framework.hooks
+        if hooks.backward_id() != -1:
+            return 0.0
+        if self.resting:
+            self.wake()
+            return 0.0
+        if not hooks.may_rest():
+            return 0.0
+        begun = time.perf_counter()
+        self.rest()
+        return time.perf_counter() - begun
+
+    def rest(self) -> None:
+        """Take all hooks out, the last first: each knows the hooks before it, which are in place both times. Where what
+        is compiled is recorded, all stay."""
+        self.resting = True
+        for hook in reversed(self._movable()):
+            attempt(self.faults, IDLE, hook.rest)
+
+    def wake(self) -> None:
+        """Put all hooks back."""
+        self.resting = False
+        for hook in self._movable():
+            attempt(self.faults, IDLE, hook.wake)
+
+    def _movable(self) -> list[PausableHook]:
+        return [] if self.settings.compiled == "record" else [*self._pausable]
 
 
 REMEDIES = {

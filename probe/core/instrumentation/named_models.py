@@ -31,9 +31,9 @@ class NamedModels:
         """Yield every parameter of ``model`` with its name."""
         return self._named(model, self._hooks.parameters(model))
 
-    def _named(self, model: Any, found: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    def _named(self, model: Any, things: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         prefix = self._names.get(id(model))
-        for name, thing in found:
+        for name, thing in things:
             yield (name if prefix is None else _joined(prefix, name)), thing
 
 

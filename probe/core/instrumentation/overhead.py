@@ -51,7 +51,7 @@ class Cost:
         """Function that returns the seconds of processor time spent so far on other threads than training."""
         self.seconds = 0.0
         """Duration of all steps so far."""
-        self.own = 0.0
+        self.on_training = 0.0
         """The monitor's part of it on the training thread."""
         self.on_device = 0.0
         """Seconds of all sampled steps on the device."""
@@ -112,14 +112,14 @@ class Cost:
             delivered: whether sampled steps are delivered to an output.
         """
         now = time.perf_counter()
-        seconds, own, self._at = now - self._at, self._between + hooks + now - handing, now
-        self.seconds, self.own = self.seconds + seconds, self.own + own
+        seconds, monitor, self._at = now - self._at, self._between + hooks + now - handing, now
+        self.seconds, self.on_training = self.seconds + seconds, self.on_training + monitor
         if pace is not None:
-            pace.step(seconds, own, sampled)
+            pace.step(seconds, monitor, sampled)
             if sampled and delivered:
                 beside, on_device = self._before
                 self._before = self.beside(), self.on_device
-                pace.sampled(own + self._rested + self._before[1] - on_device, self._before[0] - beside)
+                pace.sampled(monitor + self._rested + self._before[1] - on_device, self._before[0] - beside)
                 self._rested = 0.0
 
     def step_begun(self) -> None:
@@ -141,10 +141,10 @@ class Cost:
     @property
     def total(self) -> float:
         """Seconds that the monitor has taken so far, on all threads and on the device."""
-        return self.own + self.beside() + self.on_device
+        return self.on_training + self.beside() + self.on_device
 
     def part(self, beside: float) -> float:
         """Return the monitor's time, with ``beside`` seconds on other threads, as a part of the time that training
         would have taken without it; 0 before the end of the first step."""
-        plain = self.seconds - self.own
-        return (self.own + beside + self.on_device) / plain if plain > 0 else 0.0
+        plain = self.seconds - self.on_training
+        return (self.on_training + beside + self.on_device) / plain if plain > 0 else 0.0

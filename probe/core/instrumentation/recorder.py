@@ -62,7 +62,7 @@ class Pending:
     columns: tuple[str, ...]
     wait: Callable[[], Array]
     block_rows: int
-    held: list[Reference]
+    held_rows: list[Reference]
     """The rows of the held tensors."""
     slab: Array
     """The rows of the slab."""
@@ -91,7 +91,7 @@ class Pending:
             zip(*readings.rows.values(), strict=True) if readings.rows else ((),) * 4
         )
         shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
-        resolved = [self.held[number] if kind == HELD else (kind, number) for kind, number in references]
+        resolved = [self.held_rows[number] if kind == HELD else (kind, number) for kind, number in references]
         at = self._indices(resolved)
         columns = {name: rows[at, i] for i, name in enumerate(self.columns) if name != HISTOGRAM}
         if HISTOGRAM in self.columns:
@@ -143,7 +143,7 @@ def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch 
             made[key] = row, columns
     if not made:
         return None
-    found = [columns for _, columns in made.values()]
+    values = [columns for _, columns in made.values()]
     return Batch(
         signal=signal,
         step=step,
@@ -151,7 +151,7 @@ def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch 
         shapes=tuple(described[0] for (described, *_), _ in made.values()),
         dtypes=tuple(str(described[1]) for (described, *_), _ in made.values()),
         order=np.array([row[1] for row, _ in made.values()], dtype=np.int64),
-        columns={name: np.array([row[name] for row in found], dtype=np.float64) for name in found[0]},
+        columns={name: np.array([row[name] for row in values], dtype=np.float64) for name in values[0]},
         micro_stepped=readings.micro_stepped,
     )
 
@@ -211,7 +211,7 @@ class Recorder:
         self._readings: dict[str, Readings] = {}
         self._blocks: list[Block] = []
         self._block_rows = 0
-        self._held: list[Tensor] = []
+        self._held_tensors: list[Tensor] = []
         self._held_rows: list[Reference] = []
         self._seen: dict[object, tuple[Callable[[], object], Reading]] = {}
         """Tensors that may be recorded again, each with a function that returns None once it is gone."""
@@ -284,11 +284,11 @@ class Recorder:
         tensor, described = self._describe(value)
         if 0 in described[0]:
             return described, (NOTHING, 0)
-        held = self._tensors.hold(tensor) if scale is None else None
-        if held is None:
+        copy = self._tensors.hold(tensor) if scale is None else None
+        if copy is None:
             return described, self._add(self._moments([tensor], scale), 1)
-        self._held.append(held)
-        return described, (HELD, len(self._held_rows) + len(self._held) - 1)
+        self._held_tensors.append(copy)
+        return described, (HELD, len(self._held_rows) + len(self._held_tensors) - 1)
 
     def record_all(
         self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor | Shard], *, scale: Tensor | None = None
@@ -311,9 +311,9 @@ class Recorder:
     def _read_all(self, tensors: Sequence[Tensor | Shard], scale: Tensor | None) -> list[Reading | None]:
         """Return the readings of the tensors that the compiled pass reads where they lie; None for others."""
         places = [self._host_place(tensor, scale) for tensor in tensors]
-        here = [place for place in places if place is not None]
-        where = [place[0] for place in here], [place[1] for place in here], [place[2] for place in here]
-        numbers = iter(self._slab.read_each(*where) if here else ())
+        readable = [place for place in places if place is not None]
+        where = [place[0] for place in readable], [place[1] for place in readable], [place[2] for place in readable]
+        numbers = iter(self._slab.read_each(*where) if readable else ())
         return [
             None if place is None or (number := next(numbers)) is None else (place[3], (SLAB, number))
             for place in places
@@ -379,18 +379,22 @@ class Recorder:
 
     def peek(self, signals: Iterable[str] | None) -> Pending:
         """Return the rows of ``signals`` (all if None) so far, and keep collecting."""
-        chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
-        return self._pending(dict(chosen), self._slab.rows)
+        readings = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
+        return self._pending(dict(readings), self._slab.rows)
 
     def _pending(self, readings: dict[str, Readings], rows: Callable[[], Array]) -> Pending:
         """Return ``readings``, with the ``rows`` of the slab, after the held tensors have been reduced together."""
-        if self._held:
+        if self._held_tensors:
             first = len(self._held_rows)
-            self._held_rows += self._reduced(self._held, None, lambda i, error: self._leave_out_held(first + i, error))
-            self._held = []
+            self._held_rows += self._reduced(
+                self._held_tensors, None, lambda i, error: self._leave_out_held(first + i, error)
+            )
+            self._held_tensors = []
         wait = self._tensors.to_host(self._blocks) if self._blocks else _no_rows
-        held = list(self._held_rows)
-        return Pending(readings, self.columns, wait, self._block_rows, held, rows(), self._nothing, self._distribution)
+        held_rows = list(self._held_rows)
+        return Pending(
+            readings, self.columns, wait, self._block_rows, held_rows, rows(), self._nothing, self._distribution
+        )
 
     def _reduced(
         self, tensors: Sequence[Tensor], scale: Tensor | None, lost: Callable[[int, Exception], object], first: int = 0

@@ -42,14 +42,14 @@ class Pace:
         self.skipped = 0
         """Number of steps that were due to be sampled as configured, but were not."""
 
-    def step(self, seconds: float, own: float, sampled: bool = False) -> None:
-        """Count a step of ``seconds``, of which ``own`` were the monitor's."""
-        self._steps.append(max(seconds - own, 0.0))
+    def step(self, seconds: float, monitor: float, sampled: bool = False) -> None:
+        """Count a step of ``seconds``, of which ``monitor`` were the monitor's."""
+        self._steps.append(max(seconds - monitor, 0.0))
         (self._sampled if sampled else self._others).append(seconds)
 
-    def sampled(self, own: float, beside: float = 0.0) -> None:
-        """Count a sampled step that has cost ``own`` seconds of training and ``beside`` seconds on other threads."""
-        self._costs.append(own)
+    def sampled(self, monitor: float, beside: float = 0.0) -> None:
+        """Count a sampled step that has cost ``monitor`` seconds of training and ``beside`` on other threads."""
+        self._costs.append(monitor)
         self._beside.append(beside)
         self._seen += 1
         if self._seen >= FEWEST and self._steps:
@@ -76,11 +76,11 @@ class Pace:
     @property
     def _cost(self) -> float:
         """Seconds that sampling a step costs."""
-        known, longer = median(self._costs), 0.0
+        measured, longer = median(self._costs), 0.0
         if len(self._others) >= SAMPLES and self._sampled:
             usual = median(self._others)
             longer = median(self._sampled) - usual - median(abs(seconds - usual) for seconds in self._others)
-        return max(known, longer) + median(self._beside)
+        return max(measured, longer) + median(self._beside)
 
     def _wanted(self) -> int:
         allowed = self._budget * self._plain

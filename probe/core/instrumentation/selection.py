@@ -34,33 +34,28 @@ def watched(stage: int, full: str, name: str, thing: Any) -> Watched:
     return Watched(stage, full, name, thing, Key(name, stage=stage))
 
 
-class TargetNames:
-    """Row names: squashed if configured. If two things of one stage would have the same name, both keep their full
-    names, except one whose short name was in use before: rows have been written under it.
+def named(
+    stage: int,
+    things: Iterable[tuple[str, Any]],
+    full_names: Iterable[str],
+    in_use: set[tuple[int, str]],
+    squash: bool,
+) -> Iterator[Watched]:
+    """Yield ``things``, full names with what they name, with their row names: squashed if configured. If two things of
+    one stage would have the same name, both keep their full names, except one whose short name was in use before: rows
+    have been written under it.
+
+    Args:
+        full_names: those of all things of the stage that can be watched now.
+        in_use: stages and row names in use, to which those of ``things`` are added.
     """
-
-    def __init__(self, squash: bool) -> None:
-        self._squash = squash
-        self._taken: set[tuple[int, str]] = set()
-        self._contested: dict[int, set[str]] = {}
-        """Short names that several full names have, by stage."""
-
-    def expect(self, stage: int, full_names: Iterable[str]) -> None:
-        """Note the full names of all things that can be watched now."""
-        names = Counter(squash_name(full) for full in set(full_names))
-        self._contested[stage] = {name for name, number in names.items() if number > 1}
-
-    def watch(self, stage: int, full: str, thing: Any) -> Watched:
-        """Return ``thing`` with its row name."""
-        name = squash_name(full) if self._squash else full
-        if name != full and ((stage, name) in self._taken or name in self._contested.get(stage, ())):
+    numbers = Counter(map(squash_name, set(full_names))) if squash else Counter[str]()
+    for full, thing in things:
+        name = squash_name(full) if squash else full
+        if name != full and ((stage, name) in in_use or numbers[name] > 1):
             name = full
-        self._taken.add((stage, name))
-        return watched(stage, full, name, thing)
-
-    def release(self, gone: Watched) -> None:
-        """Free the name of ``gone``, which is no longer watched."""
-        self._taken.discard((gone.stage, gone.name))
+        in_use.add((stage, name))
+        yield watched(stage, full, name, thing)
 
 
 MOST_NAMED, MOST_HINTS = 20, 3
@@ -77,18 +72,18 @@ def no_lead(path: tuple[int | str, ...]) -> str:  # noqa: ARG001
     return ""
 
 
-def unknown_names(wrong: Sequence[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+def unknown_names(wrong: Sequence[str], names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each of ``wrong``, up to the number that a message lists, with the end of the sentence about it."""
-    there = sorted(known) if wrong else []
+    in_order = sorted(names) if wrong else []
     for number, name in enumerate(wrong[:MOST_NAMED]):
-        near = nearest_name(name, there) if number < MOST_HINTS else None
+        near = nearest_name(name, in_order) if number < MOST_HINTS else None
         rest = f"; and {len(wrong) - MOST_NAMED} more" if number + 1 == MOST_NAMED < len(wrong) else ""
         yield name, (f"; did you mean {near!r}?" if near else "; print(model) shows the names") + rest
 
 
-def nearest_name(name: str, known: Sequence[str]) -> str | None:
-    """Return the name of ``known`` most like ``name``; None if there is none, or ``name`` is too long."""
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None) if len(name) <= LONGEST_NAME else None
+def nearest_name(name: str, names: Sequence[str]) -> str | None:
+    """Return the name of ``names`` most like ``name``; None if there is none, or ``name`` is too long."""
+    return next(iter(difflib.get_close_matches(name, names, n=1)), None) if len(name) <= LONGEST_NAME else None
 
 
 class WatchedTarget(NamedTuple):
@@ -140,22 +135,22 @@ class Selection:
 
     def places(self, module: Watched) -> dict[str, Any]:
         """The watched places of a module: place -> element selector, or None for all elements."""
-        known = self._chosen_places(module) if self._modules else {}
-        return dict.fromkeys(PLACES) | known if self._is_within(module) else known
+        places = self._chosen_places(module) if self._modules else {}
+        return dict.fromkeys(PLACES) | places if self._is_within(module) else places
 
     def _is_within(self, thing: Watched) -> bool:
         return any(inside(name, around) for around in self._within for name in names_of(thing.full))
 
     def _chosen_places(self, module: Watched) -> dict[str, Any]:
-        if found := self._find(module.stage, names_of(module.full)):
-            first = self._targets[min(found)]
+        if numbers := self._find(module.stage, names_of(module.full)):
+            first = self._targets[min(numbers)]
             return {place: first.places[place] for place in self._open if place in first.places}
         return dict.fromkeys(self._open) if self._all_xy else {}
 
     def named(self, stage: int, full: str) -> str | None:
         """The target that names this thing, or None."""
-        found = self._find(stage, names_of(full))
-        return self._targets[min(found)].key if found else None
+        numbers = self._find(stage, names_of(full))
+        return self._targets[min(numbers)].key if numbers else None
 
     def check(self, names: Iterable[str], lead: Lead = no_lead) -> list[str]:
         """Return a sentence for each target that matched nothing, up to the number that a message lists.
@@ -166,28 +161,28 @@ class Selection:
         """
         wrong = [self._targets[number].key for number in self._unmatched]
         full = set(names)
-        known = full | {squash_name(name) for name in full} if wrong else full
+        with_squashed = full | {squash_name(name) for name in full} if wrong else full
         expected = "expected the name of a module or parameter of the model"
         bare = [re.sub(r"^\d+:", "", key) for key in wrong]
         return [
             f"{lead(('targets', key))}targets.{key[:LONGEST_NAME]}: {expected}, got {key[:LONGEST_NAME]!r}{end}"
-            for key, (_, end) in zip(wrong, unknown_names(bare, known), strict=False)
+            for key, (_, end) in zip(wrong, unknown_names(bare, with_squashed), strict=False)
         ]
 
     def _find(self, stage: int, names: Iterable[str]) -> list[int]:
         """Return the positions of the targets with these names, and count these targets as matched."""
         keys = ((of, name) for name in names for of in (None, stage))
-        found = [number for key in keys for number in self._at.get(key, ())]
-        for number in found:
+        numbers = [number for key in keys for number in self._at.get(key, ())]
+        for number in numbers:
             self._unmatched.pop(number, None)
-        return found
+        return numbers
 
 
 def _target(key: str, entry: Any) -> WatchedTarget:
     prefix = re.match(r"(\d+):", key)
-    chosen = {place: getattr(entry, place) for place in PLACES if getattr(entry, place) is not None}
+    places = {place: getattr(entry, place) for place in PLACES if getattr(entry, place) is not None}
     name = key[prefix.end() :] if prefix else key
-    return WatchedTarget(key, int(prefix.group(1)) if prefix else None, name, chosen or dict.fromkeys(PLACES))
+    return WatchedTarget(key, int(prefix.group(1)) if prefix else None, name, places or dict.fromkeys(PLACES))
 
 
 def names_of(full: str) -> set[str]:

@@ -59,7 +59,7 @@ class Session:
             for optimizer in run.optimizers:
                 self._stack.callback(self._hooks.on_step(optimizer, self.steps))
             self._stack.callback(run.framework.on_every_step(*self.steps.other_updates.listeners(), run.faults))
-            self.steps.forwards.step_ended(run.clock.sampled and self.steps.listens)
+            self.steps.boundary.await_forward(run.clock.sampled and self.steps.listens)
         except BaseException:
             self.steps.end()
             self._stack.close()
@@ -69,11 +69,11 @@ class Session:
         """Place the hooks of ``sources`` and those of parameters; if one fails, remove all."""
         steps = self.steps
         try:
-            self._sources.callback(steps.parameters.remove_hooks)
+            self._sources.callback(steps.parts.remove_hooks)
             steps.listens = bool(sources)
             for source in sources:
                 self._sources.enter_context(source(steps.run))
-            steps.parameters.find()
+            steps.parts.find()
             for _, model in steps.run.chunks if sources else ():
                 self._sources.callback(self._listen_to_forwards(steps.run, model))
         except BaseException:
@@ -82,7 +82,7 @@ class Session:
 
     def _listen_to_forwards(self, run: Run, model: Module) -> Remove:
         began, guard = self.steps.forward_listener(model), run.guard_of("parameters")
-        return run.idle.keep(self._hooks.on_forward(model, began, unheard, guard))
+        return run.keep(self._hooks.on_forward(model, began, unheard, guard))
 
     def hook(self, optimizer: Optimizer) -> None:
         """Place the hooks of an optimizer that has replaced another; raise an error if it cannot be watched."""
@@ -136,7 +136,7 @@ class Session:
         if not at_once and (self.steps.working or self._trains_elsewhere() or self._hooks.at_work()):
             return False
         self._stack.close()
-        self.steps.run.idle.remove()
+        self.steps.run.remove_hooks()
         return True
 
     def _trains_elsewhere(self) -> bool:

@@ -25,16 +25,18 @@ EndedUpdate = Update | Callable[[], Update]
 host: it is called in the order of the steps, on the delivery thread."""
 
 
-class Updates:
-    """The updates of a step: one of each optimizer that takes part. Each step shows which optimizers take part: the
-    next one does not wait for an optimizer that made no update. Nothing here waits for a device.
+class StepBoundary:
+    """The boundary between two steps: the updates that end a step, one of each optimizer that takes part, and the
+    forward that begins the next. Each step shows which optimizers take part: the next one does not wait for an
+    optimizer that made no update. Nothing here waits for a device.
 
     Args:
         optimizers: those that are watched.
+        graph_size: see :meth:`probe.core.backend.protocols.Hooks.graph_size`.
     """
 
-    def __init__(self, tensors: Tensors, optimizers: Sequence[Optimizer]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Tensors, optimizers: Sequence[Optimizer], graph_size: Callable[[], int | None]) -> None:
+        self._tensors, self._graph_size = tensors, graph_size
         self._expected = {id(optimizer) for optimizer in optimizers}
         self._first: int | None = None
         self.updated: set[int] = set()
@@ -49,13 +51,17 @@ class Updates:
         self.rate: float | Callable[[], float] | None = None
         """The learning rate with which the first update of the step in progress is made, or a function that waits for
         it; None if it is unknown."""
-        self._found: Callable[[], float] | None = None
+        self._found_inf: Callable[[], float] | None = None
+        """Function that waits for the number that shows whether the update was skipped; None if no device has it."""
         self._searching: set[int] = set()
         """Identities of optimizers that search."""
         self._evaluations = 1
         """Evaluations of the closure in the update in progress."""
         self.any_searched = False
         """True once an update has evaluated its closure again."""
+        self.forward_noted = False
+        """True once a hook has seen a forward in training since the last step ended."""
+        self.await_forward(listening=False)
 
     # The step that an update belongs to.
 
@@ -92,16 +98,16 @@ class Updates:
         """Keep the learning rate, a number or a tensor."""
         self.rate = self._reading(rate)
 
-    def note_outcome(self, outcome: Outcome, found: Tensor | None = None) -> None:
+    def note_outcome(self, outcome: Outcome, found_inf: Tensor | None = None) -> None:
         """Note the outcome of one update of the step that was not simply applied.
 
         Args:
-            found: a number on a device that is not 0 if the update was skipped, where only the device knows.
+            found_inf: a number on a device that is not 0 if the update was skipped, where only the device knows.
         """
         self._outcomes.add(outcome)
-        if outcome == "unknown" and found is not None:
-            number = self._reading(found)
-            self._found = (lambda: number) if isinstance(number, float) else number
+        if outcome == "unknown" and found_inf is not None:
+            number = self._reading(found_inf)
+            self._found_inf = (lambda: number) if isinstance(number, float) else number
 
     def end(self) -> tuple[Outcome, EndedUpdate]:
         """Return the update of the step, skipped if that of any optimizer was, and begin another."""
@@ -109,12 +115,12 @@ class Updates:
         if self._outcomes:
             worst = next((outcome for outcome in _WORST_FIRST if outcome in self._outcomes), worst)
         self._skips = self._skips + 1 if worst == "skipped" else 0
-        found = self._found if worst == "unknown" else None
+        found_inf = self._found_inf if worst == "unknown" else None
         rate, wait = (self.rate, None) if isinstance(self.rate, float) else (nan, self.rate)
         update = Update(worst, self._skips, self._begun, rate)
         self._begun |= worst == "applied"
-        self._outcomes, self.rate, self._found = set(), None, None
-        return worst, update if wait is None and found is None else lambda: self._read(update, wait, found)
+        self._outcomes, self.rate, self._found_inf = set(), None, None
+        return worst, update if wait is None and found_inf is None else lambda: self._read(update, wait, found_inf)
 
     def _reading(self, value: object) -> float | Callable[[], float] | None:
         """Return the number, or a function that waits for it; None if there is none. A copy is made at once: a
@@ -128,14 +134,14 @@ class Updates:
         wait = self._tensors.to_host([self._tensors.moments([value], ("sum",), 0.0, None)])
         return lambda: float(wait()[0, 0])
 
-    def _read(self, update: Update, rate: Callable[[], float] | None, found: Callable[[], float] | None) -> Update:
-        """Return ``update`` with its learning rate, and its outcome where that is ``found``: a number that is not 0 if
-        it was skipped."""
+    def _read(self, update: Update, rate: Callable[[], float] | None, found_inf: Callable[[], float] | None) -> Update:
+        """Return ``update`` with its learning rate, and its outcome where a device has it: ``found_inf`` returns a
+        number that is not 0 if the update was skipped."""
         if rate is not None:
             update = update._replace(rate=rate())
-        if found is None:
+        if found_inf is None:
             return update
-        skipped, (skips, begun) = found() != 0, self._on_device
+        skipped, (skips, begun) = found_inf() != 0, self._on_device
         self._on_device = (skips + 1 if skipped else 0), begun or not skipped
         return update._replace(outcome="skipped" if skipped else "applied", skips=self._on_device[0], begun=begun)
 
@@ -154,35 +160,22 @@ class Updates:
         self._evaluations = 1
         return id(optimizer) in self._searching
 
+    # The first forward of the next step: a number that is logged before it belongs to the step that has ended. Hooks
+    # show it in steps that have them, else operations that have become part of a graph. Used on the training thread.
 
-class ForwardMarks:
-    """Marks of the forwards since the last step ended, which show whether a number that is logged now belongs to the
-    step in progress: by hooks in steps that have them, else by operations that have become part of a graph. Used on the
-    training thread.
-
-    Args:
-        graph_size: see :meth:`probe.core.backend.protocols.Hooks.graph_size`.
-    """
-
-    def __init__(self, graph_size: Callable[[], int | None]) -> None:
-        self._graph_size = graph_size
-        self.noted = False
-        """True once a hook has seen a forward in training."""
-        self.step_ended(listening=False)
-
-    def step_ended(self, listening: bool) -> None:
+    def await_forward(self, listening: bool) -> None:
         """Begin the next step.
 
         Args:
             listening: whether hooks see its forwards.
         """
         self._size, self._thread = self._graph_size(), threading.get_ident()
-        self.noted, self._listening = False, listening
+        self.forward_noted, self._listening = False, listening
 
     @property
-    def begun(self) -> bool | None:
+    def forward_begun(self) -> bool | None:
         """True if a forward in training has begun since the last step ended; None if nothing shows that."""
-        if self.noted:
+        if self.forward_noted:
             return True
         size = self._graph_size() if self._thread == threading.get_ident() else None
         if size is None or self._size is None:
@@ -228,7 +221,7 @@ class UpdateListener(Protocol):
         """Receive an optimizer whose gradients are as they will be applied, but ``scale`` times too large."""
 
     def updated(self, optimizer: Optimizer, outcome: Outcome, searches: bool, /) -> None:
-        """Receive the outcome of its update, and whether it searches: see :meth:`Updates.searches`."""
+        """Receive the outcome of its update, and whether it searches: see :meth:`StepBoundary.searches`."""
 
     def unseen(self, optimizer: Optimizer, /) -> None:
         """Receive an optimizer that has updated in compiled code, in which no hook runs."""

@@ -25,8 +25,8 @@ _log = logging.getLogger("probe")
 def older_name(name: str) -> str | None:
     """Return the rest of ``name`` after the first layers component or, if there is none, after the first embedding
     component; None if there is neither."""
-    found = (pattern.fullmatch(name) for pattern in _BEHIND)
-    return next((match[1] for match in found if match), None)
+    matches = (pattern.fullmatch(name) for pattern in _BEHIND)
+    return next((match[1] for match in matches if match), None)
 
 
 class _Known(NamedTuple):
@@ -52,11 +52,11 @@ def read(settings: Settings, chunks: Iterable[tuple[int, Iterable[str]]]) -> Set
     """
     if not settings.targets and not settings.recording_l2_features:
         return settings
-    known = [_known(stage, names) for stage, names in chunks]
-    targets = {new: about for name, about in settings.targets.items() for new in _present(name, known, "targets")}
+    in_chunks = [_known(stage, names) for stage, names in chunks]
+    targets = {new: places for name, places in settings.targets.items() for new in _present(name, in_chunks, "targets")}
     hooks = {hook: names for hook, names in settings.l2_targets if names}
     present = {
-        hook: tuple(new for name in names for new in _present(name, known, f"l2_targets.{hook}"))
+        hook: tuple(new for name in names for new in _present(name, in_chunks, f"l2_targets.{hook}"))
         for hook, names in hooks.items()
     }
     return settings.model_copy(
@@ -65,19 +65,19 @@ def read(settings: Settings, chunks: Iterable[tuple[int, Iterable[str]]]) -> Set
 
 
 def _known(stage: int, names: Iterable[str]) -> _Known:
-    known = _Known(stage, {}, {})
+    chunk = _Known(stage, {}, {})
     for full in names:
-        known.names.update(dict.fromkeys(names_of(full)))
+        chunk.names.update(dict.fromkeys(names_of(full)))
         if (older := older_name(full)) is not None:
-            known.older.setdefault(older, []).append(full)
-    return known
+            chunk.older.setdefault(older, []).append(full)
+    return chunk
 
 
-def _present(target: str, known: list[_Known], key: str) -> Iterator[str]:
+def _present(target: str, in_chunks: list[_Known], key: str) -> Iterator[str]:
     """Yield ``target`` or, if nothing has that name, the full names for which it is an older name."""
     prefix = _STAGE.fullmatch(target)
     name = prefix[2] if prefix else target
-    chunks = [chunk for chunk in known if prefix is None or chunk.stage == int(prefix[1])]
+    chunks = [chunk for chunk in in_chunks if prefix is None or chunk.stage == int(prefix[1])]
     meant = [f"{chunk.stage}:{full}" for chunk in chunks for full in chunk.older.get(name, ())]
     if not meant or any(name in chunk.names or target in chunk.names for chunk in chunks):
         yield target

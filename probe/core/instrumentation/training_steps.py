@@ -12,22 +12,22 @@ from probe.core.backend.protocols import Module, Optimizer, Tensor
 from probe.core.door import attempt, count
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.idle_hooks import UNPLACED
 from probe.core.instrumentation.other_updates import OtherUpdates
-from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.step_boundary import (
     EndedUpdate,
     FinishedStep,
-    ForwardMarks,
     RunListener,
+    StepBoundary,
     StepConsumer,
     UpdateListener,
-    Updates,
 )
+from probe.core.instrumentation.watched_parts import WatchedParts
 from probe.core.records import Outcome
 
+UNPLACED = "hooks: steps that were due to be sampled, but began within a backward, where none can be placed"
+"""Kind of loss that is counted for a step that cannot be sampled."""
 Between = Callable[[int], None]
 """Function that is called between two steps with the number of the next one."""
 
@@ -75,9 +75,7 @@ class TrainingSteps:
         """Receives every step."""
         self.update_listener: UpdateListener | None = None
         """Receives every update."""
-        self._updates = Updates(run.framework.tensors, run.optimizers)
-        self.forwards = ForwardMarks(self._hooks.graph_size)
-        """Marks of the forwards since the last step ended."""
+        self.boundary = StepBoundary(run.framework.tensors, run.optimizers, self._hooks.graph_size)
         self.listens = False
         """True if hooks show when a forward begins, in sampled steps."""
         self._hooked = [*run.optimizers]
@@ -97,7 +95,7 @@ class TrainingSteps:
         """Begin watching ``run``. Call between steps."""
         self.run, self._schedule, self.output = run, schedule, output
         self.other_updates.watch(run)
-        self.parameters = Parameters(run)
+        self.parts = WatchedParts(run)
 
     def end(self) -> None:
         """Take no further step: from now on the hooks have no effect. Count compiled updates so far."""
@@ -122,7 +120,7 @@ class TrainingSteps:
 
     def _at_once(self, act: Callable[[int], None]) -> None:
         run = self.run
-        if self.over or (run.clock.sampled and (self.parameters.looked or run.seen)):
+        if self.over or (run.clock.sampled and (self.parts.looked or run.seen)):
             return
         step = run.clock.step
         attempt(self.faults, "control", act, step)
@@ -137,10 +135,10 @@ class TrainingSteps:
             if self._hooks.forward_kind(model) is None:
                 return
             self.thread = threading.current_thread()
-            self.forwards.noted = True
+            self.boundary.forward_noted = True
             if self.run.clock.micro_step > self.other_updates.limit:
                 self.other_updates.give_up()
-            self.parameters.look()
+            self.parts.look()
 
         return began
 
@@ -164,7 +162,7 @@ class TrainingSteps:
             attempt(self.faults, "optimizer", self._come_back, optimizer)
             if not self._watches(optimizer):
                 return
-        if self._updates.updated and self._updates.ends_by(optimizer):
+        if self.boundary.updated and self.boundary.ends_by(optimizer):
             self._end()
         if self.run_listener is not None:
             attempt(self.faults, "run state", self.run_listener.updating, optimizer)
@@ -180,15 +178,15 @@ class TrainingSteps:
         """Call the listeners of a sampled step before the update of ``optimizer``."""
         begun = time.perf_counter() if run.cost.clock is None else run.cost.begin()
         try:
-            if self._updates.rate is None:
+            if self.boundary.rate is None:
                 rate = self._hooks.learning_rate(optimizer)
                 if type(rate) is float:
-                    self._updates.rate = rate
+                    self.boundary.rate = rate
                 else:
-                    self._updates.note_rate(rate)
+                    self.boundary.note_rate(rate)
         except Exception as error:  # noqa: BLE001 - training goes on after any error
             count(run.faults, "learning rate", error)
-        owned = self.parameters.updated_by(optimizer)
+        owned = self.parts.updated_by(optimizer)
         for listen in run.before_update.all:
             try:
                 listen(optimizer, owned, scale)
@@ -206,7 +204,7 @@ class TrainingSteps:
         if not self._watches(optimizer):
             return
         before, self.working = self.working, True
-        searches = self._updates.any_searched and self._updates.searches(optimizer)
+        searches = self.boundary.any_searched and self.boundary.searches(optimizer)
         try:
             if self.update_listener is not None:
                 attempt(self.faults, "sentinel", self.update_listener.updated, optimizer, outcome, searches)
@@ -214,7 +212,7 @@ class TrainingSteps:
                 attempt(self.faults, "after the update", self._after, optimizer, outcome)
             if outcome != "applied" or searches:
                 self._take_outcome(optimizer, "unknown" if outcome == "applied" else outcome)
-            if self._updates.take(optimizer):
+            if self.boundary.take(optimizer):
                 self._end()
         finally:
             self.working = before
@@ -224,14 +222,14 @@ class TrainingSteps:
         found_inf = None
         if outcome == "unknown" and self.run.clock.sampled:
             found_inf = attempt(self.faults, "outcome", self._hooks.found_inf, optimizer)
-        self._updates.note_outcome(outcome, found_inf)
+        self.boundary.note_outcome(outcome, found_inf)
 
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         run = self.run
         if run.capturing is not None and run.captured():
             return
         begun, run.clock.outcome = run.cost.begin(), outcome
-        owned = self.parameters.of(optimizer)
+        owned = self.parts.of(optimizer)
         for listen in run.after_update.all:
             attempt(self.faults, "after the update", listen, optimizer, owned)
         run.cost.end(begun)
@@ -267,8 +265,8 @@ class TrainingSteps:
         optimizers = [*self.run.optimizers]
         before, optimizers[number] = optimizers[number], optimizer
         self.run.adopt(optimizers)
-        self._updates.hand_over(before, optimizer)
-        self.parameters.hand_over(before)
+        self.boundary.hand_over(before, optimizer)
+        self.parts.hand_over(before)
 
     def suspend(self) -> None:
         """Stop collecting in the step in progress, and drop its rows."""
@@ -284,17 +282,17 @@ class TrainingSteps:
 
     def _ended_unseen(self, optimizer: Optimizer) -> None:
         """Note a compiled update, which ends its step."""
-        self._updates.note_outcome("unknown")
+        self.boundary.note_outcome("unknown")
         if self.update_listener is not None:
             attempt(self.faults, "sentinel", self.update_listener.unseen, optimizer)
-        if self._watches(optimizer) and self._updates.take(optimizer):
+        if self._watches(optimizer) and self.boundary.take(optimizer):
             self._end()
 
     def searching(self, on: bool) -> None:
         """Note that a closure is evaluated again within an update, from ``True`` until ``False``."""
         self.run.clock.searching = on and not self.over
         if on:
-            self._updates.evaluated()
+            self.boundary.evaluated()
 
     @property
     def faults(self) -> Faults:
@@ -314,9 +312,9 @@ class TrainingSteps:
     def gradients_now(self, into: Recorder) -> None:
         """Record the present gradients of the optimizers that have not updated in this step."""
         for optimizer in self.run.optimizers:
-            if id(optimizer) not in self._updates.updated:
+            if id(optimizer) not in self.boundary.updated:
                 for record in self.run.gradients_now:
-                    record(optimizer, self.parameters.of(optimizer), self._hooks.held_scale(optimizer), into)
+                    record(optimizer, self.parts.of(optimizer), self._hooks.held_scale(optimizer), into)
 
     def _end(self) -> None:
         """Hand a sampled step over and begin the next; a failure is counted."""
@@ -328,7 +326,7 @@ class TrainingSteps:
 
     def _end_step(self) -> None:
         run, step = self.run, self.run.clock.step
-        self.last, (outcome, update) = None, self._updates.end()
+        self.last, (outcome, update) = None, self.boundary.end()
         if self.run_listener is not None:
             attempt(self.faults, "run state", self._report, self.run_listener, step, outcome)
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
@@ -338,17 +336,17 @@ class TrainingSteps:
             if sampled or self._schedule.pace is not None:
                 self._schedule.ended(step, sampled)
             run.cost.step_ended(self._schedule.pace, sampled, self.output is not None, hooks, handing)
-            self._updates.updated.clear()
+            self.boundary.updated.clear()
             if run.clock.micro_step > self.other_updates.micro_steps:
                 self.other_updates.step_ended(run.clock.micro_step)
-            self.parameters.looked = False
+            self.parts.looked = False
             if self._between is not None and not self.settled:
                 run.clock.begin(step + 1, False)
                 attempt(self.faults, "control", self._between, step + 1)
         finally:  # the configuration may stop training, and a program may catch that and go on
             self._begin(step + 1)
             try:
-                self.forwards.step_ended(self.run.clock.sampled and self.listens)
+                self.boundary.await_forward(self.run.clock.sampled and self.listens)
             except Exception as error:  # noqa: BLE001 - training goes on after any error
                 count(run.faults, "forwards", error)
             self.run.cost.step_begun()
@@ -377,13 +375,13 @@ class TrainingSteps:
 
     def _begin(self, step: int) -> None:
         """Begin ``step``, with the hooks that it needs: they rest if neither it nor the next one is sampled."""
-        sampled, idle = self._samples(step), self.run.idle
-        if sampled == idle.resting and (sampled or not (self.over or self._samples(step + 1))):
-            self.run.cost.note_rest(attempt(self.faults, "hooks", idle.move, self._hooks) or 0.0)
-        if sampled and idle.resting:
+        sampled, run = self._samples(step), self.run
+        if sampled == run.resting and (sampled or not (self.over or self._samples(step + 1))):
+            run.cost.note_rest(attempt(self.faults, "hooks", run.move_hooks) or 0.0)
+        if sampled and run.resting:
             sampled = False
-            self.run.faults.lost(UNPLACED, 1)
-        self.run.clock.begin(step, sampled)
+            run.faults.lost(UNPLACED, 1)
+        run.clock.begin(step, sampled)
 
     def _samples(self, step: int) -> bool:
         """True if ``step`` is to be sampled; never in a forked child, which has no delivery thread."""
@@ -393,7 +391,7 @@ class TrainingSteps:
         """Deliver the rows of a step that will not end."""
         run = self.run
         if run.clock.sampled and run.seen:
-            attempt(self.faults, "end of step", self._hand_over, "partial", self._updates.end()[1])
+            attempt(self.faults, "end of step", self._hand_over, "partial", self.boundary.end()[1])
 
     def _hand_over(self, outcome: Outcome, update: EndedUpdate) -> None:
         run = self.run

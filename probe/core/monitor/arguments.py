@@ -25,11 +25,11 @@ _KIND = Parameter.POSITIONAL_OR_KEYWORD
 
 def documented(set_monitor: Function) -> Function:
     """Make ``help`` and ``inspect.signature`` show the documented signature of the method ``set_monitor``."""
-    shown = [Parameter("self", _KIND)]
+    parameters = [Parameter("self", _KIND)]
     for name in NAMES:
         default = _DEFAULTS[name] if name in NAMES[3:] else Parameter.empty
-        shown.append(Parameter(name, _KIND, default=default, annotation=int if name in _LEAST else Any))
-    set_monitor.__signature__ = Signature(shown, return_annotation=None)  # type: ignore[attr-defined]
+        parameters.append(Parameter(name, _KIND, default=default, annotation=int if name in _LEAST else Any))
+    set_monitor.__signature__ = Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
     return set_monitor
 
 
@@ -37,12 +37,12 @@ def checked(call: str) -> Callable[[Function], Function]:
     """Make the ``__init__`` of a monitor refuse arguments that it does not take with the ``call`` that is meant."""
 
     def refuse(init: Function) -> Function:
-        known = signature(init)
+        parameters = signature(init)
 
         @wraps(init)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             try:
-                known.bind(self, *args, **kwargs)
+                parameters.bind(self, *args, **kwargs)
             except TypeError as error:
                 name = type(self).__name__
                 raise TypeError(f"{name}: {error}; call {name}({call})") from None
@@ -107,7 +107,7 @@ def _checked(arguments: Arguments) -> Arguments:
 def _steps(value: Any) -> bool:
     """True if ``value`` is one or several optimizers: with ``step()`` or, in MindSpore, called with the gradients."""
     optimizers = value if isinstance(value, (list, tuple)) else [value]
-    return bool(optimizers) and all(callable(one) or callable(getattr(one, "step", None)) for one in optimizers)
+    return bool(optimizers) and all(callable(item) or callable(getattr(item, "step", None)) for item in optimizers)
 
 
 def _count(name: str, value: Any, least: int) -> int:

@@ -1,4 +1,5 @@
-"""One attachment of a monitor: all that is made for it, and the end of each, in :meth:`Attachment._parts_of_end`.
+"""One attachment of a monitor: all that is made for it; the plans that change what it collects; and the end of each
+part, in :meth:`Attachment._parts_of_end`.
 
 The hooks of the model keep it alive, even if the program drops the monitor.
 """
@@ -10,22 +11,23 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from probe.core.config.schema import Settings
+from probe.core.control.armed_collection import ArmedCollection
+from probe.core.control.command_requests import Command
 from probe.core.control.planner import Configuration, Planner
 from probe.core.door import attempt
+from probe.core.faults import Faults
 from probe.core.instrumentation.context import Listeners, Run
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import WHERE, Session
 from probe.core.instrumentation.signals.collectives import Listening
-from probe.core.instrumentation.step_boundary import ForwardMarks
-from probe.core.instrumentation.training_steps import Between
+from probe.core.instrumentation.step_boundary import StepConsumer
 from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, restore_handler, while_alive
 from probe.core.monitor.reporting import Reporting
@@ -33,16 +35,16 @@ from probe.core.monitor.sentinel_attachment import attached
 from probe.core.monitor.subject import Subject, strangers, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.pipeline import SnapshotListener
-from probe.core.output.program_number import ProgramNumber
 from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
+from probe.core.run_state.rules.threshold import limits_of
 from probe.core.run_state.run_numbers import RunNumbers
-from probe.core.sentinel.run_account import RunAccount
-from probe.core.storage.run_directory import output_root
 
 _runs = count()
 """Number of attachments in this process; the same on ranks that train together."""
+JUDGEMENT_SECONDS = 0.1
+"""Longest wait for the judgement of a step with a loss that is not finite."""
 UNSTEPPED = (
     "no training step was seen: the optimizer passed to set_monitor has taken none; pass the one that trains, after it "
     "is wrapped"
@@ -51,12 +53,11 @@ _log = logging.getLogger("probe")
 
 
 class Attachment:
-    """An attachment, from ``set_monitor`` to its end.
+    """An attachment, from ``set_monitor`` to its end. All plans are applied to it, each at a step boundary.
 
     Args:
         listening: the monitor's listener of collectives.
         process_group: the pipeline-parallel group.
-        between: called between steps with the number of the next one.
         listeners: receive each step with its findings, on the delivery thread.
 
     Raises:
@@ -69,11 +70,12 @@ class Attachment:
         subject: Subject,
         listening: Listening,
         process_group: Any,
-        between: Between,
         listeners: Listeners[SnapshotListener],
     ) -> None:
         self._subject, self._listening, self._process_group = subject, listening, process_group
-        self._between, self._listeners = between, listeners
+        self._listeners, self._made_at = listeners, time.time()
+        self._narrowed: Subject | None = None
+        """Subject from the next step on."""
         self.faults, self.number, self.first = subject.faults, next(_runs), subject.first
         self.output: Output | None = None
         self._folder: OutputFolder | None = None
@@ -91,24 +93,16 @@ class Attachment:
         """Cause of the end."""
         self._error: BaseException | None = None
         """Exception that has interrupted training."""
+        groups, state = subject.framework.groups, while_alive(self._state)
         with ExitStack() as undo:
-            self._report(configuration.settings, undo)
+            self.reporting = Reporting(
+                configuration.settings, groups, self.number, self.first, listeners, state, self.faults
+            )
+            undo.callback(self.reporting.release)
+            undo.callback(self.reporting.close, 0.0)
             session = self._collect(configuration, undo)
             undo.pop_all()
         self._begin(session)
-
-    def _report(self, settings: Settings, undo: ExitStack) -> None:
-        """Make the account of the run and what sends and shows it; ``undo`` removes them."""
-        groups = self._subject.framework.groups
-        self.account = RunAccount(settings, groups.rank(), self.number, self.first)
-        self._listeners.add(self.account.rows)
-        undo.callback(self._remove_account)
-        root = output_root(os.environ, settings.output_dir).absolute()
-        self._program_number = ProgramNumber(root, groups, os.environ, self.faults)
-        undo.callback(self._program_number.release)
-        state, number = while_alive(self._state), self._program_number.number
-        self.reporting = Reporting(settings, groups, self.account, state, self.faults, number)
-        undo.callback(self.reporting.close, 0.0)
 
     def _collect(self, configuration: Configuration, undo: ExitStack) -> Session:
         """Return the attached session; make the planner, the output, the numbers of the run and the sentinel. ``undo``
@@ -119,7 +113,10 @@ class Attachment:
         undo.callback(self.planner.close)
         self.planner.warn(warnings_for(settings, subject.framework.groups.world_size(), os.environ))
         session = self._new_session(self.planner.plan, undo)
-        self.numbers = self._new_numbers(settings, session.steps.forwards)
+        files = while_alive(self._files_of_numbers)  # the thread must not keep the model alive
+        boundary, marks = session.steps.boundary, self.reporting.marks
+        self.numbers = RunNumbers(settings, subject.framework, self.faults, files, marks, boundary)
+        self.reporting.follow(self.numbers)
         undo.callback(self.numbers.close, 0.0)
         self.judge, self.planner.armed = attached(
             session, settings, self.numbers, while_alive(self._directory_of_checks), self.reporting, self.faults
@@ -147,10 +144,9 @@ class Attachment:
     def _new_session(self, plan: Plan, undo: ExitStack) -> Session:
         """Return an attached session, with its output if this rank writes any; ``undo`` removes both."""
         if plan.takes_part and not plan.settings.print_struct:
-            self.output = self.new_output(self.run, plan, self.first)
+            self.output = self._new_output(self.run, plan, self.first)
             undo.callback(self.output.discard)
-        consumer = StructureOutput(self.faults) if plan.purpose == "structure" else self.output
-        session = Session(self.run, plan.schedule, self.first, consumer, self._between)
+        session = Session(self.run, plan.schedule, self.first, self._consumer(plan), self._between)
         undo.callback(session.detach)
         session.attach(plan.sources)
         return session
@@ -161,19 +157,129 @@ class Attachment:
         return self.run.clock.step if self._ended_at is None else self._ended_at
 
     def _state(self) -> tuple[int, str | None, tuple[float, float]]:
-        directory = self.output.directory if self.output is not None else None
-        cost = self.run.cost
-        return self.step, str(directory) if directory is not None else None, (cost.total, cost.seconds - cost.own)
+        directory, cost = None if self.output is None else self.output.directory, self.run.cost
+        seconds = cost.total, cost.seconds - cost.on_training
+        return self.step, None if directory is None else str(directory), seconds
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
-        written = self.output.flush(timeout) if self.output is not None else True
+        written = self.output is None or self.output.flush(timeout)
         return self.numbers.flush(max(0.0, deadline - time.monotonic())) and written
+
+    # Plans.
+
+    @property
+    def collecting(self) -> bool:
+        """True if further rows will be collected."""
+        return self.session is not None and self.planner.collecting
+
+    def obey_program(self) -> None:
+        """Apply assigned values at once if nothing of the step in progress has been collected, else with the next."""
+        if (session := self.session) is not None:
+            session.steps.unsettle()
+            session.steps.at_once(self._apply_assigned)
+
+    def commands(self, accepts: Collection[type[Command]]) -> list[Command]:
+        """Return the commands that take effect before the step that is about to begin."""
+        if self.session is None:
+            return []
+        return self.planner.commands(self.run.clock.step, accepts, self.first, self._made_at)
+
+    def narrow(self, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        """Watch these alone of the present models and optimizers, from the next step on."""
+        self._narrowed = self._subject.narrowed(models, optimizers)
+        if (session := self.session) is not None:
+            session.steps.unsettle()
+
+    def _between(self, step: int) -> None:
+        """Apply every plan that takes effect with ``step``, which is about to begin."""
+        if (session := self.session) is None:
+            return
+        session.steps.settled = True  # first: the program may assign values meanwhile, on another thread
+        try:
+            self._apply_plans(step)
+        finally:
+            if not self.planner.settled:
+                session.steps.unsettle()
+
+    def _apply_plans(self, step: int) -> None:
+        if self._narrowed is not None:
+            self._apply_narrowed(self._narrowed, step)
+        if self.planner.armed is not None:
+            self._count_incident(self.planner.armed)
+        if self.session is not None:
+            news = None if self.output is None else self.output.news
+            for plan in self.planner.plans(step, news, lambda: self.run.cost.total):
+                if plan.origin == "sentinel":
+                    self._apply_deeper(plan, step)
+                else:
+                    self._apply(plan, step)
+
+    def _apply_narrowed(self, narrowed: Subject, step: int) -> None:
+        before, self._subject, self._narrowed = self._subject, narrowed, None
+        if (session := self.session) is not None:
+            session.steps.release({*map(id, before.optimizers)} - {*map(id, narrowed.optimizers)})
+            self._apply(self.planner.plan, step)
+
+    def _count_incident(self, armed: ArmedCollection) -> None:
+        """Count what the step that has ended has cost, if everything is collected; wait for the judgement of one with a
+        loss that is not finite."""
+        if armed.active and (session := self.session) is not None:
+            last = session.steps.last
+            armed.spend(self.run.cost.total, last[1].size if last is not None else 0)
+        if armed.suspicious():
+            self.numbers.process(JUDGEMENT_SECONDS)
+
+    def _apply_deeper(self, plan: Plan, step: int) -> None:
+        """Apply the plan of an incident; where that is impossible, go on as configured."""
+        try:
+            self._apply(plan, step)
+        except Exception as error:  # noqa: BLE001 - what is configured is still collected
+            if not isinstance(error, ValueError):  # the refusal of a model
+                self.faults.note("collection around an incident", error)
+            if self.planner.armed is not None:
+                self.planner.armed.refuse((), " ".join(str(error).split()))
+            if self.planner.plan is plan and plan.base is not None:
+                self._apply(plan.base, step)
+
+    def _apply_assigned(self, step: int) -> None:
+        for plan in self.planner.of_program(self.output is not None):
+            self._apply(plan, step)
+
+    def _apply(self, plan: Plan, step: int) -> None:
+        """Apply ``plan`` from ``step`` on; if that is impossible, raise an error and change nothing."""
+        if (session := self.session) is None:
+            return
+        output = self.output
+        run = self._subject.run(plan, step, None if output is None else output.directory)
+        if plan.origin == "configuration" and plan.purpose != "rest":
+            self._subject.check(plan, run, self.planner.lead)
+        if output is not None:
+            output.follow(run, plan)
+        elif plan.writes:  # module_ranks has changed
+            self.output = output = self._new_output(run, plan, step)
+            output.begin(plan)
+        self.planner.accept(plan)
+        if plan.restarts or not plan.listens:
+            self._listening.stop()
+        self.run = run
+        if limits_of(run.settings.alert.rules):
+            self.listening_numbers()
+        self.numbers.limit(run.settings.alert)
+        session.change(run, plan.schedule, self._consumer(plan), plan.sources)
+        if plan.listens:
+            self._listening.attach(run, plan.takes_part)
+
+    def _consumer(self, plan: Plan) -> StepConsumer | None:
+        """Return the receiver of the steps of ``plan``."""
+        if plan.purpose == "structure":
+            return StructureOutput(self.faults)
+        return self.output if plan.writes or plan.purpose == "rest" else None
 
     # Files.
 
-    def new_output(self, run: Run, plan: Plan, first: int) -> Output:
+    def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         """Return the output of this rank for the steps of ``run``, from ``first`` on."""
         judged, metrics = self.reporting.found, self.reporting.metrics
         pace, follows = plan.schedule.pace, self.planner.follows
@@ -183,8 +289,7 @@ class Attachment:
         """Return the directory of this run and rank; ``first`` is the first step that is written to it."""
         with self._folding:
             if self._folder is None:
-                groups = self.run.framework.groups
-                rank = groups.rank() + self._program_number.number  # without a launcher the number in the program
+                groups, rank = self.run.framework.groups, self.reporting.rank
                 mates = tuple(groups.ranks_of(self._process_group)) if rank == groups.rank() else (rank,)
                 self._folder = OutputFolder(self.run.settings, self.number, rank, mates, first)
             return self._folder
@@ -194,12 +299,8 @@ class Attachment:
         return self._made_folder(self.first).make() if set(self.run.settings.formats) - {KEPT} else None
 
     def _files_of_numbers(self) -> tuple[SinkContext, Sequence[Sink]]:
-        """Return the context of the sinks of these numbers, and the sink that resumes a directory. Called on their
-        thread."""
-        folder, metrics = self._made_folder(self.first), self.reporting.metrics
-        folder.begin_alone(self.run, self.first)
-        context = folder.context(folder.make(), self.run.settings, self.first, metrics, run_numbers=True)
-        return context, [folder.resumed] if folder.resumed else []
+        """Return what :class:`RunNumbers` writes to. Called on its thread."""
+        return self._made_folder(self.first).files_of_numbers(self.run, self.first, self.reporting.metrics)
 
     # Numbers of the run.
 
@@ -216,14 +317,6 @@ class Attachment:
             if self.numbers.active:
                 self.session.steps.run_listener = self.numbers
         return self.numbers
-
-    def _new_numbers(self, settings: Settings, forwards: ForwardMarks) -> RunNumbers:
-        files = while_alive(self._files_of_numbers)  # the thread must not keep the model alive
-        numbers = RunNumbers(settings, self._subject.framework, self.faults, files, self.reporting.marks, forwards)
-        numbers.on_findings(self.account.run_found)  # first: alerts have the verdict of the account
-        self.reporting.follow(numbers)
-        numbers.listeners.append(self.account.run_step)  # not listen(), which begins the numbers
-        return numbers
 
     # The end.
 
@@ -242,7 +335,7 @@ class Attachment:
             self._parts = deque(self._parts_of_end())
         if self._parts:
             self._deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else self._grace)
-            self._do(self._parts)
+            _end_all(self._parts, self.faults)
             return
         self._listening.stop()
         restore_handler()
@@ -263,19 +356,9 @@ class Attachment:
             self._end_incident,
             self._close_reporting,
             self.reporting.close_summary,
-            self._remove_account,
-            self._program_number.release,
+            self.reporting.release,
             self._endings.remove,  # last: the end of the process goes on with an end that was interrupted
         ]
-
-    def _do(self, parts: deque[Callable[[], object]]) -> None:
-        """Do the parts that are left; a failure of one is counted. Callable inside a signal handler that has
-        interrupted it."""
-        while parts:
-            part = parts[0]
-            attempt(self.faults, WHERE, part)
-            if parts and parts[0] is part:  # else a signal handler has gone on
-                parts.popleft()
 
     @property
     def ending(self) -> bool:
@@ -327,9 +410,6 @@ class Attachment:
     def _close_reporting(self) -> None:
         self.reporting.close(time.monotonic() + min(self._remaining, self._grace))
 
-    def _remove_account(self) -> None:
-        self._listeners.remove(self.account.rows)
-
     # Ends that the program does not ask for.
 
     def _schedule_ends(self) -> None:
@@ -370,3 +450,13 @@ class Attachment:
             ending.callback(attempt, self.faults, WHERE, self._listening.stop)
             if session is not None:
                 ending.callback(attempt, self.faults, WHERE, session.detach, True)
+
+
+def _end_all(parts: deque[Callable[[], object]], faults: Faults) -> None:
+    """Call the parts of an end that are left; a failure of one is counted. Callable inside a signal handler that has
+    interrupted it."""
+    while parts:
+        part = parts[0]
+        attempt(faults, WHERE, part)
+        if parts and parts[0] is part:  # else a signal handler has gone on
+            parts.popleft()

@@ -16,7 +16,6 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.signals.collectives import Listening
 from probe.core.monitor import arguments
 from probe.core.monitor.attachment import Attachment
-from probe.core.monitor.collector import Collector
 
 _log = logging.getLogger("probe")
 OPTIMIZER_TYPES = (
@@ -35,8 +34,8 @@ _OF_CALLBACKS = frozenset({"on_init_end", "on_train_begin", "state_key", "setup"
 def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_have_main_grad: bool) -> bool:
     """Return ``params_have_main_grad`` from the arguments of older scripts, and warn of these."""
     if opt_ty is not None:
-        known = "" if opt_ty in OPTIMIZER_TYPES else f" (nor was {opt_ty!r} ever one of {', '.join(OPTIMIZER_TYPES)})"
-        deprecated(f"opt_ty has no effect: leave it out{known}", 5)
+        remark = "" if opt_ty in OPTIMIZER_TYPES else f" (nor was {opt_ty!r} ever one of {', '.join(OPTIMIZER_TYPES)})"
+        deprecated(f"opt_ty has no effect: leave it out{remark}", 5)
     if param_have_main_grad is None:
         return params_have_main_grad
     deprecated("param_have_main_grad: write params_have_main_grad", 5)
@@ -53,8 +52,10 @@ class CheckedAttributes:
         """Set an attribute. Nothing is raised for a public one that has no effect, which is reported; a value for a
         method or a number of the monitor is left out."""
         if not name.startswith("_"):
-            known = getattr(type(self), name, None)
-            if (isinstance(known, property) and known.fset is None) or (callable(known) and not callable(value)):
+            attribute = getattr(type(self), name, None)
+            if (isinstance(attribute, property) and attribute.fset is None) or (
+                callable(attribute) and not callable(value)
+            ):
                 self._report(f"monitor.{name}: cannot be assigned: %.80r is left out; read it, or call it", value)
                 return
             if not hasattr(type(self), name) and name not in vars(self) and _is_plain(type(self)):
@@ -93,8 +94,8 @@ class AssignedSettings(CheckedAttributes):
         self._faults = Faults()
         """Faults before the first attachment."""
         self._listening = Listening(self.settings, self.framework, self._faults)
-        self._collector: Collector | None = None
-        """The latest attachment, while plans change it."""
+        self._attachment: Attachment | None = None
+        """The latest attachment; None before the first."""
 
     @property
     def settings(self) -> Settings:
@@ -104,12 +105,7 @@ class AssignedSettings(CheckedAttributes):
     @property
     def monitoring(self) -> bool:
         """True if further rows will be collected."""
-        return self._collector is not None and self._collector.collecting
-
-    @property
-    def _attachment(self) -> Attachment | None:
-        """The latest attachment; None before the first."""
-        return None if self._collector is None else self._collector.attachment
+        return self._attachment is not None and self._attachment.collecting
 
     @property
     def _attached(self) -> bool:
@@ -132,9 +128,9 @@ class AssignedSettings(CheckedAttributes):
             ConfigError: if ``value`` is not valid for ``key``.
         """
         value = self._configuration.assign(key, value)
-        if self.monitoring and self._collector is not None:
+        if self.monitoring and self._attachment is not None:
             self._configuration.asked[key] = value
-            self._collector.obey_program()
+            self._attachment.obey_program()
             return
         self._configuration.settings = self.settings.model_copy(update={key: value})
         if not self._attached and key == "ops":

@@ -1,5 +1,5 @@
-"""Messages of a run to people and to other processes: alerts, heartbeats, metrics, the progress that a watcher reads.
-At the end, a summary for the parent process of the node or, without one, a line."""
+"""Account of a run, and its messages to people and to other processes: alerts, heartbeats, metrics, the progress that a
+watcher reads. At the end, a summary for the parent process of the node or, without one, a line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from probe.core.backend.protocols import Groups
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
+from probe.core.instrumentation.context import Listeners
 from probe.core.messages import complain
 from probe.core.monitor.alarms import Alarms, Cause, job_name
 from probe.core.output.metrics.hub import MetricsHub, RankName
+from probe.core.output.pipeline import SnapshotListener
+from probe.core.output.program_number import claim_number
 from probe.core.output.sinks import is_live
 from probe.core.records import Finding
 from probe.core.run_state.budget import Budget, OwnBudget, stillness
@@ -42,13 +45,15 @@ State = Callable[[], tuple[int, str | None, tuple[float, float]] | None]
 
 
 class Reporting:
-    """Alerts, heartbeats, metrics and progress of one run on one rank, each if it is configured, and its summary.
+    """Account, alerts, heartbeats, metrics and progress of one run on one rank, each if it is configured, and its
+    summary.
 
     Args:
+        number: number of the attachment, the same on all ranks.
+        first: number of the first step.
+        listeners: receive each step with its findings; the account is one of them until :meth:`release`.
         state: returns the number of the step in progress, the directory of the files, and the seconds of probe and of
             the steps without it; None if the run is gone.
-        number: number of the run among those that live side by side in a program without a launcher; it takes the
-            place of the rank.
 
     Raises:
         ValueError: if an address cannot be used.
@@ -59,13 +64,14 @@ class Reporting:
         self,
         settings: Settings,
         groups: Groups,
-        account: RunAccount,
+        number: int,
+        first: int,
+        listeners: Listeners[SnapshotListener],
         state: State,
         faults: Faults,
-        number: int = 0,
     ) -> None:
-        self._settings, self._faults, self._state, first = settings, faults, state, account.first
-        self.account = account
+        self._settings, self._faults, self._state, self._listeners = settings, faults, state, listeners
+        self.account = RunAccount(settings, groups.rank(), number, first)
         self.board = Board.of(os.environ)
         """The board of the parent process; None without one."""
         self._summary_written = 0.0
@@ -80,15 +86,20 @@ class Reporting:
         self._process = os.getpid()
         self._job = job_name(settings.run.job)
         self._root = output_root(os.environ, settings.output_dir).absolute()
-        self._rank, self._launched = groups.rank() + number, groups.world_size()
-        self._ranks = max(self._launched, self._rank + 1)
         self._watcher: WatcherProcess | None = None
         rules = [*(rule.rule_name for rule in settings.alert.rules), *(rule.rule_name for rule in settings.run.rules)]
-        name = RankName(self._job, self._rank, self._ranks, socket.gethostname())
-        self.metrics = MetricsHub(name, self._folder, rules, faults, settings.alert.grace_seconds)
-        """Ways out for metrics of this rank, which its sinks share."""
-        self.metrics.verdict = self._verdict
+        program_number, self._release_number = claim_number(self._root, groups, os.environ, faults)
+        self.rank = groups.rank() + program_number
+        """The rank; without a launcher, the number of the run among those that live side by side in a program."""
         with ExitStack() as undo:
+            undo.callback(self.release)
+            self._launched = groups.world_size()
+            self._ranks = max(self._launched, self.rank + 1)
+            name = RankName(self._job, self.rank, self._ranks, socket.gethostname())
+            self.metrics = MetricsHub(name, self._folder, rules, faults, settings.alert.grace_seconds)
+            """Ways out for metrics of this rank, which its sinks share."""
+            self.metrics.verdict = self._verdict
+            listeners.add(self.account.rows)
             self._feed = self._new_feed(first)
             if self._feed is not None:
                 undo.callback(self._feed.close, 0.0)
@@ -101,6 +112,8 @@ class Reporting:
 
     def follow(self, numbers: RunNumbers) -> None:
         """Report the ``numbers`` of every step, and what rules find in them."""
+        numbers.on_findings(self.account.run_found)  # first: alerts have the verdict of the account
+        numbers.listeners.append(self.account.run_step)  # not listen(), which begins the numbers
         if self._watcher is not None:
             numbers.looks.append(self._watcher.look)
         elif self.marks is not None and not self._is_on_board:
@@ -148,6 +161,12 @@ class Reporting:
             if sender is not None:
                 attempt(self._faults, WHERE, sender.close, max(LAST_SECONDS, deadline - time.monotonic()))
 
+    def release(self) -> None:
+        """Leave the number in the program to later runs, and account for no further step. A further call does
+        nothing."""
+        self._listeners.remove(self.account.rows)
+        self._release_number()
+
     # The summary.
 
     def close_summary(self) -> None:
@@ -176,7 +195,7 @@ class Reporting:
         summary = self._summary(False)
         if summary is None:
             return RunReport((), verdict_of([finding], Looked()), "", "")
-        findings = tuple(each for each in summary.findings if each.step >= since and each.grade != "note")
+        findings = tuple(f for f in summary.findings if f.step >= since and f.grade != "note")
         return report_of([summary._replace(findings=findings or (finding,))], alone=self._launched == 1, relative=False)
 
     def _renew_summary(self, at_once: bool) -> None:
@@ -208,16 +227,16 @@ class Reporting:
         run = self._settings.run
         if run.server is None:
             return None
-        feed = HeartbeatFeed(run.server, self._job, self._rank, self._ranks, self._faults, self._root / "heartbeats")
+        feed = HeartbeatFeed(run.server, self._job, self.rank, self._ranks, self._faults, self._root / "heartbeats")
         feed.begun(first, run.hang.startup_seconds)
         return feed
 
     def _new_alarms(self, first: int) -> Alarms | None:
         if not self._settings.alert.channels:
             return None
-        sender = Alerts(self._settings.alert, job=self._job, rank=self._rank, directory=self._root, faults=self._faults)
+        sender = Alerts(self._settings.alert, job=self._job, rank=self.rank, directory=self._root, faults=self._faults)
         sender.start()
-        return Alarms(sender, self._job, self._rank, first, self._report)
+        return Alarms(sender, self._job, self.rank, first, self._report)
 
     def _new_marks(self) -> Progress | None:
         """Return the progress of this rank, in a file if another process reads it, and see to a watcher of the node."""
@@ -225,14 +244,14 @@ class Reporting:
         if not watched and not is_live(self._settings.formats):
             if self.board is not None and self._settings.sentinel.enable:
                 self._is_on_board = True
-                folder, name = self.board.folder, (self._rank, self._ranks, self._job)
+                folder, name = self.board.folder, (self.rank, self._ranks, self._job)
                 return attempt(self._faults, SUMMARY, Progress, folder, *name, False)
-            return None if self._feed is None else Progress(None, self._rank, self._ranks, self._job)
+            return None if self._feed is None else Progress(None, self.rank, self._ranks, self._job)
         folder = self._folder()
-        marks = Progress(folder, self._rank, self._ranks, self._job, watched)
+        marks = Progress(folder, self.rank, self._ranks, self._job, watched)
         if not watched:
             return marks
-        first = os.environ.get("LOCAL_RANK", "0" if self._launched == 1 else str(self._rank)) == "0"
+        first = os.environ.get("LOCAL_RANK", "0" if self._launched == 1 else str(self.rank)) == "0"
         settings = WatcherSettings.of(self._settings, self._job, self._root)
         self._watcher = ensure_watcher(folder, settings, first, self._faults)
         return marks

@@ -43,15 +43,17 @@ def attached(
     loop = session.steps.run.framework.loop
     if not settings.sentinel.enable or loop is None or not numbers.active:
         return None, None
-    lines, own = None, None
+    lines, gradients = None, None
     if reporting.board is not None:
         roles = _roles(session.steps.run)
         lines = partial(_lines, reporting.board, roles)
-        own = None if roles.sharded else attempt(faults, "own gradients", own_gradients, session.steps.run)
+        gradients = None if roles.sharded else attempt(faults, "own gradients", own_gradients, session.steps.run)
     judge = UpdateJudge(numbers, directory, reporting.account, lines, faults)
-    sentinel = Sentinel(session.steps, loop, judge.receive if own is None else partial(_with_own, judge, own))
-    if own is not None:
-        session.remove_at_end(own.remove)
+    sentinel = Sentinel(
+        session.steps, loop, judge.receive if gradients is None else partial(_with_own, judge, gradients)
+    )
+    if gradients is not None:
+        session.remove_at_end(gradients.remove)
     session.remove_at_end(sentinel.attach())
     session.steps.update_listener = sentinel
     armed = ArmedCollection()
@@ -61,8 +63,8 @@ def attached(
     return judge, armed
 
 
-def _with_own(judge: UpdateJudge, own: OwnGradients, update: ReadUpdate) -> None:
-    judge.receive(update._replace(own=own.taken()))
+def _with_own(judge: UpdateJudge, gradients: OwnGradients, update: ReadUpdate) -> None:
+    judge.receive(update._replace(own=gradients.taken()))
 
 
 class _Roles(NamedTuple):

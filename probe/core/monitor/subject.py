@@ -16,7 +16,8 @@ from probe.core.control.on_anomaly import around, deeper
 from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation import target_aliases
-from probe.core.instrumentation.context import Clock, Run
+from probe.core.instrumentation.clock import Clock
+from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.named_models import NamedModels
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.plan import Plan
@@ -204,7 +205,7 @@ def _containers(run: Run, lead: Lead) -> Iterator[str]:
         for name, module in modules.items():
             if hooks.runs(module) or (target := run.selection.named(stage, name)) is None:
                 continue
-            inside = [other for other in modules if other.rpartition(".")[0] == name and other]
+            inside = [child for child in modules if child.rpartition(".")[0] == name and child]
             listed = ", ".join(inside[:MOST_CHILDREN]) + (", ..." if len(inside) > MOST_CHILDREN else "")
             expected = f"expected a module that is called, got a {type(module).__name__}, which only holds modules"
             advice = f"name those: {listed}; or switch xy_distribution off to watch the parameters in it alone"

@@ -1,4 +1,4 @@
-"""The public ``TrainerMon``: a configuration, and a collector while it is attached."""
+"""The public ``TrainerMon``: a configuration, and its attachment to a model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from typing import Any, overload
 
 from probe.core.backend.protocols import FrameworkAdapter, Remove
 from probe.core.control.command_requests import Command
-from probe.core.control.planner import Configuration
 from probe.core.door import attempt
 from probe.core.instrumentation.context import Listeners, Run
 from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.monitor import arguments
 from probe.core.monitor.attachment import Attachment
-from probe.core.monitor.collector import Collector
 from probe.core.monitor.legacy import AssignedSettings, deprecated, main_grad_of
 from probe.core.monitor.machine import machine_failed
 from probe.core.monitor.process_exit import restore_handler
@@ -37,8 +35,8 @@ REPLACED = (
 )
 _ATTACHED: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors that have been attached."""
-_RUNS: weakref.WeakKeyDictionary[Attachment, Configuration] = weakref.WeakKeyDictionary()
-"""Attachments that a program has made itself, with their configurations."""
+_RUNS: weakref.WeakSet[Attachment] = weakref.WeakSet()
+"""Attachments that a program has made itself."""
 
 
 class Monitor(AssignedSettings):
@@ -145,20 +143,20 @@ class Monitor(AssignedSettings):
         if not self.automatic:
             self._replace_others(subject)
         try:
-            self._collector = Collector(
+            self._attachment = Attachment(
                 self._configuration, subject, self._listening, self._process_group, self._listeners
             )
         except Exception as error:
             if not machine_failed(error, os.environ):
                 raise
-            self._collector, self._unwatched = None, True
+            self._attachment, self._unwatched = None, True
             self._faults.note("set_monitor", error)
             return
         self._unwatched = False
         self._models = [weakref.ref(model) for model in subject.models]
         _ATTACHED.add(self)
         if not self.automatic:
-            _RUNS[self._collector.attachment] = self._configuration
+            _RUNS.add(self._attachment)
 
     def _watches_any(self, models: Sequence[Any]) -> bool:
         if not self._attached:
@@ -173,9 +171,9 @@ class Monitor(AssignedSettings):
         for monitor in [*_ATTACHED]:
             if monitor.automatic and monitor._watches_any(subject.models):
                 monitor.stop()
-        for attachment, configuration in [*_RUNS.items()]:
+        for attachment in [*_RUNS]:
             run = attachment.run
-            is_alike = run.framework.name == self.framework.name and configuration.settings == self.settings
+            is_alike = run.framework.name == self.framework.name and attachment.planner.settings == self.settings
             if attachment.session is None or not is_alike:
                 continue
             if self._roots(run.chunks) == self._roots(enumerate(subject.models)) and not (
@@ -279,7 +277,7 @@ class Monitor(AssignedSettings):
             Commands, mostly none. Use each in a ``with`` statement, or answer it by ``done()``, ``failed()`` or
             ``refuse()``; the answer of each rank is recorded beside the request.
         """
-        return [] if self._collector is None else self._collector.commands(accepts)
+        return [] if self._attachment is None else self._attachment.commands(accepts)
 
     def on_run_step(self, listener: Callable[[RunStep], None]) -> Callable[[], None]:
         """Call ``listener`` with the numbers of every step, on another thread; return a function that ends this.
@@ -423,8 +421,8 @@ def watcher_of(models: Sequence[Any]) -> Monitor | None:
 
 def narrow(monitor: Monitor, models: Sequence[Any], optimizers: Sequence[Any]) -> None:
     """Watch these alone of the models and optimizers that were passed to ``monitor``, from the next step on."""
-    if monitor._collector is not None and models and optimizers:
-        monitor._collector.narrow(models, optimizers)
+    if monitor._attachment is not None and models and optimizers:
+        monitor._attachment.narrow(models, optimizers)
         monitor._models = [weakref.ref(model) for model in models]
 
 
@@ -436,4 +434,4 @@ def close_report(monitor: Monitor) -> None:
 
 def preflight_of(monitor: Monitor) -> str:
     """Return the line about the checks of the loop; an empty text if there are none."""
-    return "" if (attachment := monitor._attachment) is None else attachment.account.preflight()
+    return "" if (attachment := monitor._attachment) is None else attachment.reporting.account.preflight()

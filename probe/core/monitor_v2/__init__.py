@@ -1,1 +1,1 @@
-"""msprobe's Monitor V2: its configuration file, and its four calls over the same collector."""
+"""msprobe's Monitor V2: its configuration file, and its four calls over ``TrainerMon``."""

@@ -1,4 +1,4 @@
-"""Configuration of msprobe's Monitor V2: sections of ``monitors``, read as settings of the collector."""
+"""Configuration of msprobe's Monitor V2: sections of ``monitors``, read as settings of ``TrainerMon``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``TrainerMonitorV2``, the class of msprobe's Monitor V2, over the collector of ``TrainerMon``."""
+"""``TrainerMonitorV2``, the class of msprobe's Monitor V2, over ``TrainerMon``."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from probe.core.launch import WATCHED
 from probe.core.naming import Name
 from probe.core.output.metrics.hub import MetricsHub
 from probe.core.output.resume import Resumed, resume
-from probe.core.output.sinks import KEPT
+from probe.core.output.sinks import KEPT, Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.storage import run_directory
 from probe.core.storage.manifest import DATA, FILE, MOST_CHANGES, OF_OPTIMIZERS, PIPELINE, RunDescription
@@ -122,8 +122,9 @@ class OutputFolder:
             self._changes = self.resumed.before.manifest.changes if self.resumed else []
             self._contents = self._described(run)
 
-    def begin_alone(self, run: Run, first: int) -> None:
-        """Write the manifest of a run that has no rows about tensors so far, unless one is there.
+    def files_of_numbers(self, run: Run, first: int, metrics: MetricsHub) -> tuple[SinkContext, Sequence[Sink]]:
+        """Return the context of the sinks that write numbers of ``run``, and the sink that resumes a directory. Write
+        the manifest of a run that has no rows about tensors so far, unless there is one.
 
         Raises:
             OSError: if it cannot be written.
@@ -132,6 +133,8 @@ class OutputFolder:
             if not self._contents and not (self.make() / FILE).exists():
                 self.begin(run, first, None)
                 self.write({})
+        context = self.context(self.make(), run.settings, first, metrics, run_numbers=True)
+        return context, [self.resumed] if self.resumed else []
 
     def write(self, more: Mapping[str, object]) -> None:
         """Write ``manifest.json`` as a whole.

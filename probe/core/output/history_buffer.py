@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,22 +23,6 @@ DESCRIBED = {"keys": 250, "shapes": 80, "dtypes": 8, "coverage": 250, "order": 8
 equal share it; otherwise each counts its own (activations whose sizes change from step to step)."""
 
 
-class _Packed(NamedTuple):
-    """A snapshot whose numbers are compressed."""
-
-    snapshot: Snapshot
-    """Snapshot without numbers; its batches share equal fields with those of other steps."""
-    columns: tuple[tuple[str, ...], ...]
-    numbers: tuple[bytes, ...]
-    """Compressed numbers of each batch."""
-    own: int
-    """Bytes of the fields that its batches share with no earlier step."""
-
-    @property
-    def size(self) -> int:
-        return self.own + sum(map(len, self.numbers))
-
-
 class HistoryBuffer:
     """Ring buffer of snapshots: a finding releases it and as many later steps as it holds.
 
@@ -47,7 +32,8 @@ class HistoryBuffer:
     """
 
     def __init__(self, steps: int, most_bytes: int = MOST_BYTES) -> None:
-        self._held: deque[_Packed] = deque()
+        self._packed_steps: deque[tuple[int, Callable[[], Snapshot]]] = deque()
+        """The bytes of each held step, and the function that unpacks its snapshot."""
         self._steps, self._most_bytes = steps, most_bytes
         self._bytes = self._following = 0
         self._alike: dict[tuple[str, str], Any] = {}
@@ -69,58 +55,59 @@ class HistoryBuffer:
 
     def release(self) -> Iterator[Snapshot]:
         """Yield and remove the held snapshots, in order."""
-        while self._held:
-            packed = self._held.popleft()
-            self._bytes -= packed.size
-            yield _unpacked(packed)
+        while self._packed_steps:
+            size, unpack = self._packed_steps.popleft()
+            self._bytes -= size
+            yield unpack()
 
     def forget(self) -> None:
         """Drop the held snapshots."""
-        self.unwritten += len(self._held)
-        self._held.clear()
+        self.unwritten += len(self._packed_steps)
+        self._packed_steps.clear()
         self._bytes = 0
 
     def _hold(self, snapshot: Snapshot) -> None:
-        packed = self._packed(snapshot)
-        self._held.append(packed)
-        self._bytes += packed.size
-        while len(self._held) > self._steps or (self._bytes > self._most_bytes and len(self._held) > 1):
-            self._bytes -= self._held.popleft().size
+        packed = [self._packed(batch) for batch in snapshot.batches]
+        size = sum(size for size, _ in packed)
+        self._packed_steps.append(
+            (size, partial(_unpacked, replace(snapshot, batches=[]), [unpack for _, unpack in packed]))
+        )
+        self._bytes += size
+        while len(self._packed_steps) > self._steps or (self._bytes > self._most_bytes and len(self._packed_steps) > 1):
+            self._bytes -= self._packed_steps.popleft()[0]
             self.unwritten += 1
 
-    def _packed(self, snapshot: Snapshot) -> _Packed:
-        bare, own = [], 0
-        for batch in snapshot.batches:
-            shared, fresh = self._shared(batch)
-            bare.append(replace(batch, columns={}, **shared))
-            own += fresh
-        columns = tuple(tuple(batch.columns) for batch in snapshot.batches)
-        held = (
-            [np.ascontiguousarray(c, dtype=np.float64).tobytes() for c in b.columns.values()] for b in snapshot.batches
-        )
-        numbers = tuple(zlib.compress(b"".join(each), LEVEL) for each in held)
-        return _Packed(replace(snapshot, batches=bare), columns, numbers, own)
+    def _packed(self, batch: Batch) -> tuple[int, Callable[[], Batch]]:
+        """Compress the numbers of ``batch``. Return the bytes, without fields that it shares with an earlier step, and
+        the function that restores the batch."""
+        fields, size = self._shared(batch)
+        columns = [np.ascontiguousarray(column, dtype=np.float64).tobytes() for column in batch.columns.values()]
+        numbers = zlib.compress(b"".join(columns), LEVEL)
+        bare = replace(batch, columns={}, **fields)
+        return size + len(numbers), partial(_restored, bare, tuple(batch.columns), numbers)
 
     def _shared(self, batch: Batch) -> tuple[dict[str, Any], int]:
         """Return the fields of ``batch``, those of an earlier step if they are equal, and the bytes of the others."""
         shared, fresh = {}, 0
         for field, size in DESCRIBED.items():
             value: Any = getattr(batch, field)
-            known: Any = self._alike.get((batch.signal, field))
-            if not (np.array_equal(value, known) if field == "order" else value == known):
-                self._alike[batch.signal, field] = known = value
+            earlier: Any = self._alike.get((batch.signal, field))
+            if not (np.array_equal(value, earlier) if field == "order" else value == earlier):
+                self._alike[batch.signal, field] = earlier = value
                 fresh += size * len(value)
-            shared[field] = known
+            shared[field] = earlier
         return shared, fresh
 
 
-def _unpacked(packed: _Packed) -> Snapshot:
-    batches = []
-    for batch, names, numbers in zip(packed.snapshot.batches, packed.columns, packed.numbers, strict=True):
-        ends = np.cumsum([len(batch) * width([name]) for name in names])
-        parts = np.split(np.frombuffer(zlib.decompress(numbers), dtype=np.float64), ends[:-1])
-        table = (
-            part.reshape(-1, BINS) if name == HISTOGRAM else part for name, part in zip(names, parts, strict=False)
-        )
-        batches.append(replace(batch, columns=dict(zip(names, table, strict=True))))
-    return replace(packed.snapshot, batches=batches)
+def _unpacked(bare: Snapshot, batches: Iterable[Callable[[], Batch]]) -> Snapshot:
+    return replace(bare, batches=[unpack() for unpack in batches])
+
+
+def _restored(bare: Batch, names: Sequence[str], numbers: bytes) -> Batch:
+    """Return ``bare`` with its columns, of these names, from their compressed ``numbers``."""
+    ends = np.cumsum([len(bare) * width([name]) for name in names])
+    parts = np.split(np.frombuffer(zlib.decompress(numbers), dtype=np.float64), ends[:-1])
+    columns = {
+        name: part.reshape(-1, BINS) if name == HISTOGRAM else part for name, part in zip(names, parts, strict=False)
+    }
+    return replace(bare, columns=columns)

@@ -9,10 +9,10 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from probe.core.backend.protocols import Groups
+from probe.core.backend.protocols import Groups, Remove
 from probe.core.faults import Faults
 from probe.core.launch import WATCHED
 from probe.core.process_identity import process_state
@@ -25,8 +25,9 @@ WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "RANK_SIZE")
 _IMPORTED = time.time()
 
 
-class ProgramNumber:
-    """Number that a run holds in a file from its beginning to its end.
+def claim_number(root: Path, groups: Groups, environ: Mapping[str, str], faults: Faults) -> tuple[int, Remove]:
+    """Return the number of a run, and the function that leaves it to later processes; 0 with a launcher and without
+    ``probe run``. The run holds its number in a file.
 
     It is the lowest that no run holds or has held since this process began, so that runs of processes that live at the
     same time have different ones, in the order in which they begin. A lock of the folder lets one run choose at a time.
@@ -34,69 +35,70 @@ class ProgramNumber:
     Args:
         root: output directory.
     """
+    release, process = ExitStack(), f"{os.getpid()} {process_state('self').started}"
+    alone = groups.world_size() == 1 and not any(environ.get(name, "1") not in ("", "1") for name in WORLDS)
+    if not alone or not environ.get(WATCHED):
+        return 0, release.close
+    try:
+        number, file = _claimed(folder_of(root, environ), process)
+    except OSError as error:
+        faults.note("number of the process", error)
+        return 0, release.close
+    release.callback(_release, file, process)
+    return number, release.close
 
-    def __init__(self, root: Path, groups: Groups, environ: Mapping[str, str], faults: Faults) -> None:
-        self.number = 0
-        """0 with a launcher and without ``probe run``."""
-        self._file: int | None = None
-        self._process = f"{os.getpid()} {process_state('self').started}"
-        alone = groups.world_size() == 1 and not any(environ.get(name, "1") not in ("", "1") for name in WORLDS)
-        if not alone or not environ.get(WATCHED):
-            return
-        try:
-            self.number, self._file = self._taken(folder_of(root, environ))
-        except OSError as error:
-            faults.note("number of the process", error)
 
-    def release(self) -> None:
-        """Leave the number to later processes. A further call does nothing."""
-        file, self._file = self._file, None
-        if file is not None:
-            with suppress(OSError):  # the lock ends with the file in any case
-                self._write(file, time.time())
+def _claimed(folder: Path, process: str) -> tuple[int, int]:
+    """Return a number that ``process`` holds from now on, and the descriptor of its locked file."""
+    choosing = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(choosing, fcntl.LOCK_EX)
+        for number in itertools.count():
+            file = os.open(folder / str(number), os.O_RDWR | os.O_CREAT, 0o644)
+            if _lock(file, process):
+                return number, file
             os.close(file)
+    finally:
+        os.close(choosing)
+    raise AssertionError("numbers have no end")
 
-    def _taken(self, folder: Path) -> tuple[int, int]:
-        choosing = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(choosing, fcntl.LOCK_EX)
-            for number in itertools.count():
-                file = os.open(folder / str(number), os.O_RDWR | os.O_CREAT, 0o644)
-                if self._take(file):
-                    return number, file
-                os.close(file)
-        finally:
-            os.close(choosing)
-        raise AssertionError("numbers have no end")
 
-    def _take(self, file: int) -> bool:
-        """Lock a file, unless another run holds it or has held it since this process began."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        if not self._is_free(file):
-            return False
-        self._write(file, None)
+def _lock(file: int, process: str) -> bool:
+    """Lock a file, unless another run holds it or has held it since this process began."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    if not _is_free(file, process):
+        return False
+    _write(file, process, None)
+    return True
+
+
+def _is_free(file: int, process: str) -> bool:
+    text = os.pread(file, 4096, 0)
+    if not text:
         return True
+    try:
+        owner, ended = json.loads(text)
+    except ValueError:  # cut off when its process was killed
+        owner, ended = "", None
+    if owner == process:
+        return True
+    last = os.fstat(file).st_mtime if ended is None else float(ended)
+    return last <= process_start()
 
-    def _is_free(self, file: int) -> bool:
-        text = os.pread(file, 4096, 0)
-        if not text:
-            return True
-        try:
-            process, ended = json.loads(text)
-        except ValueError:  # cut off when its process was killed
-            process, ended = "", None
-        if process == self._process:
-            return True
-        last = os.fstat(file).st_mtime if ended is None else float(ended)
-        return last <= process_start()
 
-    def _write(self, file: int, ended: float | None) -> None:
-        text = json.dumps([self._process, ended]).encode()
-        os.ftruncate(file, 0)
-        os.pwrite(file, text, 0)
+def _write(file: int, process: str, ended: float | None) -> None:
+    text = json.dumps([process, ended]).encode()
+    os.ftruncate(file, 0)
+    os.pwrite(file, text, 0)
+
+
+def _release(file: int, process: str) -> None:
+    with suppress(OSError):  # the lock ends with the file in any case
+        _write(file, process, time.time())
+    os.close(file)
 
 
 def folder_of(root: Path, environ: Mapping[str, str]) -> Path:

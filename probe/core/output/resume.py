@@ -52,18 +52,18 @@ def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resume
     if not stamps:
         return None
     try:
-        found = find(root, Problems(), stamps[0], stamps[1], pattern=directories_of(rank))
+        directories = find(root, Problems(), stamps[0], stamps[1], pattern=directories_of(rank))
     except ValueError as error:
         _log.warning("append_output: rank %d begins a new directory: %s", rank, error)
         return None
-    resumed = Resumed(found[-1], first)
+    resumed = Resumed(directories[-1], first)
     if not first and resumed.written:
         raise ValueError(
             f"append_output: expected start_iteration, the number of the first step that is done now, in set_monitor: "
-            f"{found[-1].path} has the steps of an earlier run{_until(resumed.directory)}, and step 0 would be among "
-            "them; without append_output the run begins a new directory"
+            f"{directories[-1].path} has the steps of an earlier run{_until(resumed.directory)}, and step 0 would be "
+            "among them; without append_output the run begins a new directory"
         )
-    _log.info("append_output: rank %d goes on in %s, at step %d", rank, found[-1].path, first)
+    _log.info("append_output: rank %d goes on in %s, at step %d", rank, directories[-1].path, first)
     return resumed
 
 
@@ -134,36 +134,36 @@ class Resumed:
 
     def _csv(self, path: Path) -> None:
         with path.open(newline="\n", encoding="utf-8", errors="surrogateescape") as file:
-            found = rows(line for line in file if line.endswith("\n"))
-            header = next(found, None)
+            table = rows(line for line in file if line.endswith("\n"))
+            header = next(table, None)
             if header is None:  # the run was killed before its first row
                 return
             column, width = header.cells.index(STEP), len(header.cells)  # ValueError: not one of our tables; keep it
-            whole = (row for row in found if len(row.cells) == width and row.cells[column].isdecimal())
+            whole = (row for row in table if len(row.cells) == width and row.cells[column].isdecimal())
             before = (row for row in whole if int(row.cells[column]) < self.first)
-            kept = next(before, None)
+            first_row = next(before, None)
             self._keep_copy(path)
-            if kept is None:
+            if first_row is None:
                 path.unlink()
                 return
             with replacing(path) as target:
-                for row in chain([header, kept], before):
+                for row in chain([header, first_row], before):
                     target.writelines(row.lines)
 
     def _cost(self, path: Path) -> None:
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
             lines = [line for line in file if line.endswith("\n")]
-        kept = [line for line in lines if cost_step(line) < self.first]
-        if len(kept) < len(lines):
+        earlier = [line for line in lines if cost_step(line) < self.first]
+        if len(earlier) < len(lines):
             self._keep_copy(path)
             with replacing(path) as target:
-                target.writelines(kept)
+                target.writelines(earlier)
 
     def _findings(self, path: Path) -> None:
-        if taken := take_out(path, self.directory.name, self.first):
+        if findings := take_out(path, self.directory.name, self.first):
             self._aside.mkdir(exist_ok=True)
             with replacing(self._aside / path.name) as file:
-                json.dump(taken, file, indent=1)
+                json.dump(findings, file, indent=1)
 
     def _parquet(self, path: Path) -> None:
         import duckdb
@@ -171,11 +171,11 @@ class Resumed:
         self._keep_copy(path)
         rows = f"FROM read_parquet(?) WHERE {STEP} < ?"
         with closing(duckdb.connect(config={"threads": 1})) as connection:
-            about = [pattern_of(path), self.first]
-            (count,) = connection.execute(f"SELECT count(*) {rows}", about).fetchone() or (0,)
+            arguments = [pattern_of(path), self.first]
+            (count,) = connection.execute(f"SELECT count(*) {rows}", arguments).fetchone() or (0,)
             if count:
                 with moved(path) as hidden:
-                    connection.execute(f"COPY (SELECT * {rows}) TO {literal(str(hidden))} (FORMAT parquet)", about)
+                    connection.execute(f"COPY (SELECT * {rows}) TO {literal(str(hidden))} (FORMAT parquet)", arguments)
             else:
                 path.unlink()
 
@@ -193,13 +193,13 @@ MOST_BYTES = 64 << 20
 """Largest total size of the earlier files that are read, the latest ones: it takes a few seconds before training."""
 
 
-def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults, own: bool = False) -> int:
+def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults, continued: bool = False) -> int:
     """Let ``rules`` judge the rows of this rank of the steps before ``first``, and drop their findings.
 
     Read CSV files in the directories beside ``directory`` that it continues. Count rules that fail.
 
     Args:
-        own: whether ``directory`` itself is continued.
+        continued: whether ``directory`` itself is continued.
 
     Returns:
         The number of steps that were read.
@@ -207,7 +207,7 @@ def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults,
     if not rules or first <= 0:
         return 0
     problems = Problems()
-    earlier = _earlier(directory, own, problems)
+    earlier = _earlier(directory, continued, problems)
     if not earlier:
         return 0
     rows, rank, read = PlainRows(earlier, problems), earlier[0].rank, 0
@@ -228,16 +228,20 @@ def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults,
 
 def _earlier(directory: Path, continued: bool, problems: Problems) -> list[RankDirectory]:
     """Return the directories of this rank's run before ``directory``, in order of time."""
-    own = find(directory, problems)[0]
-    beside = find(directory.parent, problems, pattern=directories_of(own.rank))
-    run = next(run for run in reversed(runs(beside)) if any(each.path == directory for each in run.directories))
-    rank = next(each.rank for each in run.directories if each.path == directory)
+    rank_dir = find(directory, problems)[0]
+    beside = find(directory.parent, problems, pattern=directories_of(rank_dir.rank))
+    run = next(
+        run for run in reversed(runs(beside)) if any(other_dir.path == directory for other_dir in run.directories)
+    )
+    rank = next(other_dir.rank for other_dir in run.directories if other_dir.path == directory)
     return [earlier for earlier in run.of(rank) if continued or earlier.path != directory]
 
 
 def _begin(rows: PlainRows) -> int:
     """Return the first step of the latest files that are not larger than ``MOST_BYTES`` together."""
-    files = sorted((file for own in rows.files.values() for _, file in own), key=lambda file: -file.first)
+    files = sorted(
+        (file for files_of_rank in rows.files.values() for _, file in files_of_rank), key=lambda file: -file.first
+    )
     sizes = accumulate(file.path.stat().st_size for file in files)
-    taken = [file.first for file, size in zip(files, sizes, strict=True) if size <= MOST_BYTES]
-    return min(taken, default=files[0].first if files else 0)
+    firsts = [file.first for file, size in zip(files, sizes, strict=True) if size <= MOST_BYTES]
+    return min(firsts, default=files[0].first if files else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import threading
@@ -13,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.distributed.global_stats import GlobalStats
+from probe.core.distributed.replicas import compared
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Listeners, Run
 from probe.core.instrumentation.plan import Plan
@@ -23,7 +26,6 @@ from probe.core.output.metrics.hub import MetricsHub
 from probe.core.output.pipeline import Judged, SnapshotListener, Writer
 from probe.core.output.resume import remember
 from probe.core.output.sinks import KEPT
-from probe.core.output.write_order import WriteOrder, exchange_of
 from probe.core.records import Finding, Snapshot, TextFile
 from probe.core.storage import run_directory
 from probe.core.storage.files import replace_text
@@ -34,6 +36,8 @@ FLUSH_SECONDS = 30.0
 """Seconds that an ending run waits for its files."""
 DELIVERY = "delivery"
 """Place under which failures of the thread that writes are counted."""
+SAME = {"ops", "eps", "start_step", "step_interval", "collect_times"}
+"""Configuration keys in which ranks must agree for an exchange."""
 CLOSE_SECONDS = 300.0
 """Seconds that it waits for files that are being closed. That takes as long as the disk needs; only a signal handler
 that has interrupted the holder of a lock waits in vain."""
@@ -81,14 +85,14 @@ class Output:
         self.directory = folder.make() if writes else None
         """Directory of this run and rank; None if nothing is written."""
         run.write_to(self.directory)
-        self._writer = Writer(folder.rank, self._resumed, run.faults, judged, listeners)
         with ExitStack() as undo:
             undo.callback(self._remove)
+            self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+            undo.callback(self._delivery.close, LAST_SECONDS)
+            self._writer = Writer(folder.rank, self._resumed, run.faults, self._delivery, judged, listeners)
             self._choose(run)
             self._remember()
             self._writer.open()
-            undo.callback(self._writer.close)
-            self._delivery = delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
             undo.pop_all()
         self._cost = run.cost
         self._cost.beside = self._beside
@@ -96,8 +100,7 @@ class Output:
         """Held by the thread that closes the files; reentrant for a signal handler."""
         self._finished = False
         """True once the files are closed."""
-        self._order = WriteOrder(run.faults, self._delivery)
-        self._order.begin(exchange_of(run, folder.number, self._order))
+        self._writer.begin_exchange(global_stats_of(run, folder.number))
         folder.begin(run, first, follows)
         self._write_manifest()
 
@@ -133,8 +136,8 @@ class Output:
         except BaseException:
             self._run = before
             raise
-        exchange = exchange_of(run, self._folder.number, self._order)
-        self._delivery.submit(partial(self._order.change, exchange, change), must=True)
+        exchange = self._writer.exchange_thread(global_stats_of(run, self._folder.number))
+        self._delivery.submit(partial(self._writer.change_exchange, exchange, change), must=True)
         self._folder.configured(run, plan)
         self._write_manifest()
 
@@ -163,11 +166,7 @@ class Output:
 
     def _deliver(self, step: FinishedStep) -> None:
         """Write ``step``, once all steps before it are written. Call on the delivery thread."""
-        snapshot = self._snapshot(step)
-        if self._order.begun:
-            self._order.write(snapshot, self._writer.write)
-        else:
-            self._writer.write(snapshot)
+        self._writer.deliver(self._snapshot(step))
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device."""
@@ -192,7 +191,7 @@ class Output:
         deadline = time.monotonic() + timeout
         if not self._delivery.flush(timeout):
             return False
-        while self._delivery.here and self._order.pending:
+        while self._delivery.here and self._writer.pending:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)
@@ -203,7 +202,7 @@ class Output:
     @property
     def waits_for_ranks(self) -> bool:
         """True if a submitted step may still wait for other ranks."""
-        return self._order.active and not self.flush(0.0)
+        return self._writer.exchanges and not self.flush(0.0)
 
     @property
     def delivers(self) -> bool:
@@ -212,7 +211,7 @@ class Output:
 
     def _beside(self) -> float:
         """Return the seconds of processor time that the monitor has spent on other threads than training."""
-        return self._delivery.seconds + self._order.seconds
+        return self._delivery.seconds + self._writer.exchange_seconds
 
     @property
     def cost(self) -> dict[str, float]:
@@ -252,33 +251,33 @@ class Output:
             return
         deadline, last = time.monotonic() + seconds, self._last(incident)
         self.flush(seconds)
-        self._order.end()
-        left = max(LAST_SECONDS, deadline - time.monotonic())
-        self._delivery.close(left, lambda: self._finish_here(last))
+        self._writer.wait_no_longer()
+        remaining = max(LAST_SECONDS, deadline - time.monotonic())
+        self._delivery.close(remaining, lambda: self._finish_here(last))
         self._wait_or_finish(last)
 
     def close_unattended(self) -> None:
         """Close on the delivery thread without waiting, and drop the run, which the program no longer references."""
         last = self._last(False)
         del self._run
-        self._order.end()
+        self._writer.wait_no_longer()
         self._delivery.end(lambda: self._finish_here(last), awaited=True)
 
     def _end_delivery(self, seconds: float) -> None:
         """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
         deadline = time.monotonic() + seconds
         self.flush(seconds)
-        self._order.end()
-        self._delivery.submit(self._order.advance, must=True)
+        self._writer.wait_no_longer()
+        self._delivery.submit(self._writer.advance, must=True)
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
-        self._order.close(LAST_SECONDS)
+        self._writer.close_exchange(LAST_SECONDS)
 
     def _last(self, incident: bool) -> _Last:
         return _Last(self._run.faults, self._run.clock.step - 1, incident)
 
     def _finish_here(self, last: _Last) -> None:
         """Finish on the delivery thread, unless that is done."""
-        self._order.advance()
+        self._writer.advance()
         self._finish_once(last)
 
     def _wait_or_finish(self, last: _Last) -> None:
@@ -296,7 +295,7 @@ class Output:
             return False
         try:
             if not self._finished:
-                self._order.close(LAST_SECONDS)
+                self._writer.close_exchange(LAST_SECONDS)
                 self._finish(last)
                 self._finished = True
         finally:
@@ -315,7 +314,7 @@ class Output:
         more |= {
             "end_time": run_directory.time_text(time.localtime()),
             "cost_seconds": self.cost,
-            "findings": self._writer.found,
+            "findings": self._writer.finding_count,
         }
         self._write_manifest(more | {"faults": faults}, last.faults)
         if faults:
@@ -331,7 +330,7 @@ class Output:
         try:
             if self._resumed is None:
                 run_directory.write_manifest(self.directory, identity(folder.rank, folder.number, self._first))
-            remember(self._writer.rules, self.directory, self._first, faults, own=self._resumed is not None)
+            remember(self._writer.rules, self.directory, self._first, faults, continued=self._resumed is not None)
         except (OSError, ValueError) as error:
             faults.note("memory of rules", error)
 
@@ -346,6 +345,30 @@ class Output:
             self._folder.write(more or {})
         except Exception as error:  # noqa: BLE001 - the run itself has not failed
             (faults or self._run.faults).note("manifest", error)
+
+
+def global_stats_of(run: Run, number: int) -> GlobalStats | None:
+    """Return the exchange of numbers of whole tensors as ``run`` configures it; None if ranks exchange nothing.
+
+    Args:
+        number: number of the run, the same on all ranks.
+    """
+    settings, groups = run.settings, run.framework.groups
+    if not settings.global_stats or groups.world_size() == 1:
+        return None
+    same = json.dumps(settings.model_dump(mode="json", include=SAME) | {"first": run.clock.step}, sort_keys=True)
+    rules = {rule.rule_name for rule in settings.alert.rules}
+    replicas, assumed = compared(rules, run.framework.parallel, run.replicas, groups.world_size())
+    return GlobalStats(
+        run.framework.parallel,
+        f"run {number} from step {run.clock.step}",
+        same,
+        settings.statistics,
+        settings.global_stats_seconds,
+        run.faults,
+        replicas,
+        assumed,
+    )
 
 
 def delivery(size: int, when_full: str, faults: Faults) -> Worker:

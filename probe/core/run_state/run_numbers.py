@@ -18,7 +18,7 @@ from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import AlertSettings, Settings
 from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.instrumentation.step_boundary import ForwardMarks
+from probe.core.instrumentation.step_boundary import StepBoundary
 from probe.core.messages import writable
 from probe.core.naming import (
     BATCH_SIZE,
@@ -109,7 +109,7 @@ class RunNumbers:
         files: returns the context of sinks, whose directory exists, and sinks that are called before them; called once,
             on the thread; it returns None if the run is gone. None if nothing is written.
         marks: receives the progress; None if no process reads it.
-        forwards: shows whether the step in progress has begun; None if nothing does.
+        boundary: shows whether the step in progress has begun; None if nothing does.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class RunNumbers:
         faults: Faults,
         files: Files | None,
         marks: ProgressMarks | None = None,
-        forwards: ForwardMarks | None = None,
+        boundary: StepBoundary | None = None,
     ) -> None:
         self._settings, self._framework, self._faults = settings.run, framework, faults
         self._marks, self._process = marks, os.getpid()
         self._log = NumberLog(framework.tensors, faults)
-        self._places, self._forwards = LogPlaces(), forwards
+        self._places, self._boundary = LogPlaces(), boundary
         self._late = self._log.beside()
         """Numbers of the step that ended last."""
         self._has_late = True
@@ -213,7 +213,7 @@ class RunNumbers:
 
     def _step_begun(self) -> bool | None:
         try:
-            return None if self._forwards is None else self._forwards.begun
+            return None if self._boundary is None else self._boundary.forward_begun
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
             self._faults.note("log: beginning of the step", error)
             return None

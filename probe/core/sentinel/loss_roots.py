@@ -9,7 +9,7 @@ from probe.core.backend.protocols import Block, Tensor, TrainingLoop
 from probe.core.checks.beginning import Beginning
 from probe.core.door import attempt
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.parameters import Parameters
+from probe.core.instrumentation.watched_parts import WatchedParts
 from probe.core.sentinel.graph_survey import GraphSurvey
 from probe.core.sentinel.optimizer_memory import RunningBackward
 
@@ -21,7 +21,7 @@ class LossRoots:
     """Reader of the roots of a run's backwards, before these begin.
 
     Args:
-        parameters: returns those of the models; a change of the plan makes others.
+        parts: returns those of the models; a change of the plan makes others.
         unregistered: returns names of parameters that no model registers, by identity.
     """
 
@@ -29,10 +29,10 @@ class LossRoots:
         self,
         loop: TrainingLoop,
         run: Run,
-        parameters: Callable[[], Parameters],
+        parts: Callable[[], WatchedParts],
         unregistered: Callable[[], dict[int, str]],
     ) -> None:
-        self._loop, self._tensors, self._faults, self._parameters = loop, run.framework.tensors, run.faults, parameters
+        self._loop, self._tensors, self._faults, self._parts = loop, run.framework.tensors, run.faults, parts
         self.beginning: Beginning | None = None
         """Beginning of the values that are not finite, of a root since the last update."""
         self.survey = GraphSurvey(loop, self._names, unregistered)
@@ -76,7 +76,7 @@ class LossRoots:
 
     def _names(self) -> dict[int, str]:
         """Return the names of the parameters by identity."""
-        return {identity: watched.name for identity, watched in self._parameters().every.items()}
+        return {identity: watched.name for identity, watched in self._parts().every.items()}
 
     def _number(self, tensor: Tensor) -> float | Block:
         number = self._tensors.number(tensor)

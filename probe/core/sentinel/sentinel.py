@@ -55,7 +55,7 @@ class Sentinel:
     def __init__(self, watch: TrainingSteps, loop: TrainingLoop, receive: Callable[[ReadUpdate], object]) -> None:
         self._watch, self._loop, self._receive, self._process = watch, loop, receive, os.getpid()
         self._optimizers, self._norms = WatchedOptimizers(watch, loop), GradientNorms(loop, watch.run)
-        self.roots = LossRoots(loop, watch.run, lambda: watch.parameters, self._unregistered)
+        self.roots = LossRoots(loop, watch.run, lambda: watch.parts, self._unregistered)
         """Reader of the losses."""
         self._running: dict[int, RunningBackward] = {}
         """The backward that runs on each thread; one that has raised stays until the next."""
@@ -287,7 +287,7 @@ class Sentinel:
             clip=1.0,
             strangers=self._optimizers.strangers(),
             shared=self._optimizers.shared(),
-            replaced=self._watch.parameters.replaced,
+            replaced=self._watch.parts.replaced,
             trainable=memory.trainable(self._loop.requires(memory.parameters)) if visible else memory.none,
             state_steps=None,
             ties=self._optimizers.tied(),

@@ -76,7 +76,7 @@ class WatchedOptimizers:
         if memory is None:
             memory = self._watched[id(optimizer)] = OptimizerMemory(self._loop, self._watch.run.framework.tensors)
         owned = self._watch.run.framework.hooks.owned(optimizer)
-        every, parameters = self._watch.parameters.every, memory.parameters
+        every, parameters = self._watch.parts.every, memory.parameters
         are_same = len(owned) == len(parameters) and all(map(is_, owned, parameters)) and memory.is_ready
         if not are_same or every is not memory.every:
             self._renew(memory, optimizer, owned, every, are_same)
@@ -113,7 +113,7 @@ class WatchedOptimizers:
         """Return the parameters that have a gradient and are in no optimizer."""
         if self._outside is None:
             owned = {identity for memory in self.all() for identity in memory.identities}
-            every = self._watch.parameters.every
+            every = self._watch.parts.every
             self._shared = self._held_twice(every)
             outside = [parameter for identity, parameter in every.items() if identity not in owned][:MOST_STRANGERS]
             self._outside = [parameter.name for parameter in outside], [parameter.thing for parameter in outside]
@@ -133,7 +133,7 @@ class WatchedOptimizers:
 
     def tied(self) -> tuple[tuple[str, ...], ...]:
         """Return the names that stand for one parameter, as of the last search of the models."""
-        structure = self._watch.parameters.structure
+        structure = self._watch.parts.structure
         if self._ties[0] is not structure:
             models = [model for _, model in self._watch.run.chunks]
             self._ties = structure, tuple(tie for model in models for tie in self._loop.ties(model))
@@ -150,7 +150,7 @@ class WatchedOptimizers:
     def look(self) -> None:
         """Search for parameters that have come or gone."""
         begun = time.thread_time()
-        self._watch.parameters.look()
+        self._watch.parts.look()
         self.world = self._watch.run.framework.groups.world_size()
         self._look_seconds = time.thread_time() - begun
         self._updates, self._looked_at = 0, time.perf_counter()

@@ -232,7 +232,7 @@ class AgreedStart:
         self._alone = len(request.pids) == 1
         index = request.pids.index(int(place.folder.name))
         self._leads, self._announced = index == 0, False
-        self._lead_time = LeadTime(self._alone, SEEN_SECONDS)
+        self._lead_time = LeadTime(SEEN_SECONDS)
         notices = FolderNotices(place.notices, index)
         self._changes = ScheduledChange("attach", notices, lambda notice: int(notice["step"]), Faults())
 

@@ -56,16 +56,10 @@ def test_the_rest_after_an_order_ends_with_its_last_step(tmp_path: Path) -> None
 def test_announced_steps_last_as_long_as_a_file_takes_to_be_seen() -> None:
     """A first step of five minutes, or one that saves, does not make the others seem long."""
     now = 0.0
-    lead_time = LeadTime(False, 5.0, lambda: now)
+    lead_time = LeadTime(5.0, lambda: now)
     assert lead_time.steps() == FEWEST
     for seconds in (300.0, *[0.1] * 30, 60.0, *[0.1] * 5):
         now += seconds
         lead_time.step_ended()
     assert lead_time.steps() * 0.1 >= 5.0
     assert lead_time.steps() <= 51
-
-
-def test_a_rank_alone_waits_for_nobody() -> None:
-    lead_time = LeadTime(True, 5.0)
-    lead_time.step_ended()
-    assert lead_time.steps() == 0

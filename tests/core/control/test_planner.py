@@ -196,7 +196,7 @@ def test_training_is_stopped_once_after_the_step_whose_structure_is_written() ->
 
 
 def test_no_source_of_plans_touches_the_session() -> None:
-    """The collector alone applies plans; ``control`` proposes them, and ``output`` knows a session's steps alone."""
+    """The attachment alone applies plans; ``control`` proposes them, and ``output`` knows a session's steps alone."""
     users = {}
     for path in (ROOT / "probe" / "core").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -211,4 +211,4 @@ def test_no_source_of_plans_touches_the_session() -> None:
         for path in (ROOT / "probe" / "core" / "monitor").glob("*.py")
         if "session.change(" in path.read_text(encoding="utf-8")
     ]
-    assert calls == ["collector.py"]
+    assert calls == ["attachment.py"]

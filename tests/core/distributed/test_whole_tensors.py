@@ -12,10 +12,10 @@ import pytest
 
 from probe.core.distributed import whole_tensors
 from probe.core.distributed.global_stats import GlobalStats
-from probe.core.distributed.whole_tensors import ExchangeThread
 from probe.core.faults import Faults
+from probe.core.instrumentation.context import Listeners
+from probe.core.output.pipeline import LATE, WAITING, SnapshotListener, Writer
 from probe.core.output.run_output import delivery
-from probe.core.output.write_order import LATE, WAITING, WriteOrder
 from probe.core.records import Batch, Coverage, Snapshot
 from tests.core.distributed.test_global_stats import batch_of
 from tests.waiting import wait_for
@@ -55,29 +55,31 @@ class Writing:
     def __init__(self, other: Other) -> None:
         self.faults, self.written = Faults(), list[tuple[int, str]]()
         self.delivery = delivery(4, "wait", self.faults)
-        self.order = WriteOrder(self.faults, self.delivery)
-        self.order.begin(self.exchange_with(other))
+        listeners: Listeners[SnapshotListener] = Listeners()
+        listeners.add(self._note)
+        self.writer = Writer(0, None, self.faults, self.delivery, listeners=listeners)
+        self.writer.begin_exchange(self.stats_with(other))
 
-    def exchange_with(self, other: Any) -> ExchangeThread:
-        return self.order.thread(GlobalStats(other, "run 0", "", ["norm"], SECONDS, self.faults))
+    def stats_with(self, other: Any) -> GlobalStats:
+        return GlobalStats(other, "run 0", "", ["norm"], SECONDS, self.faults)
 
     def submit(self, step: int) -> None:
         """As training does it."""
 
         def work() -> None:
             whole = replace(batch_of(0, 2, step), coverage=(Coverage((1,), "0:1", (0, 1)),) * 2)
-            self.order.write(Snapshot(step, 0, 0.0, [whole], ("norm",)), self._write)
+            self.writer.deliver(Snapshot(step, 0, 0.0, [whole], ("norm",)))
 
         self.delivery.submit(work)
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _note(self, snapshot: Snapshot) -> None:
         self.written.append((snapshot.step, known(snapshot.batches)))
 
     def end(self) -> None:
-        self.order.end()
-        self.delivery.submit(self.order.advance, must=True)
+        self.writer.wait_no_longer()
+        self.delivery.submit(self.writer.advance, must=True)
         self.delivery.close(SECONDS)
-        self.order.close(SECONDS)
+        self.writer.close_exchange(SECONDS)
 
 
 def known(batches: Sequence[Batch]) -> str:
@@ -165,7 +167,8 @@ def test_what_changes_has_its_turn_after_what_was_collected_before(other: Other)
     writing.submit(0)
 
     def change() -> None:
-        writing.order.change(writing.exchange_with(awake), lambda: writing.written.append((-1, "changed")))
+        exchange = writing.writer.exchange_thread(writing.stats_with(awake))
+        writing.writer.change_exchange(exchange, lambda: writing.written.append((-1, "changed")))
 
     writing.delivery.submit(change, must=True)
     writing.submit(1)
@@ -203,10 +206,10 @@ def test_the_end_of_a_run_loses_no_step(other: Other) -> None:
     for step in range(3):
         writing.submit(step)
     assert writing.delivery.flush(SECONDS)
-    writing.order.end()
-    writing.delivery.submit(writing.order.advance, must=True)
+    writing.writer.wait_no_longer()
+    writing.delivery.submit(writing.writer.advance, must=True)
     writing.delivery.close(SECONDS)
     assert writing.written == [(step, "missing") for step in range(3)]
     assert writing.faults.counts == {LATE: 3}
     other.awake.set()
-    writing.order.close(SECONDS)
+    writing.writer.close_exchange(SECONDS)

@@ -18,7 +18,8 @@ from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
-from probe.core.instrumentation.context import Clock, Listeners
+from probe.core.instrumentation.clock import Clock
+from probe.core.instrumentation.context import Listeners
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.signals.collectives import DISTINCT, EARLY, LOST_EARLY, CallLog, Listening

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from probe.core.faults import Faults
-from probe.core.instrumentation.idle_hooks import FAILED, IdleHooks
+from probe.core.instrumentation.context import IDLE, Run
 
 
 class Hook:
@@ -24,26 +27,32 @@ class Hook:
         self.done.append("in")
 
 
+def run_of(faults: Faults, compiled: str = "skip") -> Run:
+    settings: Any = SimpleNamespace(compiled=compiled, statistics=())
+    nothing: Any = SimpleNamespace(capturing=None)
+    return Run(settings, nothing, [], [], nothing, nothing, faults, False)
+
+
 def test_one_that_fails_is_counted_and_the_others_move() -> None:
     faults, (first, stuck, last) = Faults(), (Hook(), Hook(fails=True), Hook())
-    idle = IdleHooks(faults, True)
+    run = run_of(faults)
     for hook in (first, stuck, last):
-        idle.keep(hook)
-    idle.rest()
-    assert idle.resting
-    idle.wake()
-    assert not idle.resting
+        run.keep(hook)
+    run.rest()
+    assert run.resting
+    run.wake()
+    assert not run.resting
     assert first.done == last.done == ["out", "in"]
-    assert faults.counts == {f"{FAILED}: RuntimeError": 1}
+    assert faults.counts == {f"{IDLE}: RuntimeError": 1}
 
 
 def test_a_removed_hook_is_not_put_back() -> None:
-    idle, hook = IdleHooks(Faults(), True), Hook()
-    remove = idle.keep(hook)
-    idle.rest()
+    run, hook = run_of(Faults()), Hook()
+    remove = run.keep(hook)
+    run.rest()
     remove()
     remove()
-    idle.wake()
+    run.wake()
     assert hook.done == ["out", "removed", "removed"]
 
 
@@ -53,11 +62,11 @@ def test_hooks_stay_that_cannot_rest_or_must_not() -> None:
     def plain() -> None:
         removed.append(1)
 
-    idle, hook = IdleHooks(Faults(), True), Hook()
-    idle.keep(plain)()
-    other = IdleHooks(Faults(), False)
-    other.keep(hook)
-    for each in (idle, other):
-        each.rest()
-        each.wake()
+    run, hook = run_of(Faults()), Hook()
+    run.keep(plain)()
+    recording = run_of(Faults(), "record")
+    recording.keep(hook)
+    for moved in (run, recording):
+        moved.rest()
+        moved.wake()
     assert (removed, hook.done) == ([1], [])

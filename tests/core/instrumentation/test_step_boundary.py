@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import probe
-from probe.core.instrumentation.context import Clock
-from probe.core.instrumentation.step_boundary import Updates
+from probe.core.instrumentation.clock import Clock
+from probe.core.instrumentation.step_boundary import StepBoundary
 from tests.matrix.numpy_framework import TENSORS
 
 
@@ -87,16 +87,16 @@ class Optimizer:
 def steps(updates: str) -> list[int]:
     """The number of the step that each update belongs to; optimizers are letters, all that occur anywhere are known."""
     optimizers = {letter: Optimizer() for letter in "ab"}
-    updates_of_step, step, found = Updates(TENSORS, list(optimizers.values())), 0, []
+    boundary, step, numbers = StepBoundary(TENSORS, list(optimizers.values()), lambda: None), 0, []
     for letter in updates:
-        if updates_of_step.ends_by(optimizers[letter]):
-            updates_of_step.updated.clear()
+        if boundary.ends_by(optimizers[letter]):
+            boundary.updated.clear()
             step += 1
-        found.append(step)
-        if updates_of_step.take(optimizers[letter]):
-            updates_of_step.updated.clear()
+        numbers.append(step)
+        if boundary.take(optimizers[letter]):
+            boundary.updated.clear()
             step += 1
-    return found
+    return numbers
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_nobody_sets_an_attribute_of_a_run() -> None:
 
 def test_an_optimizer_that_searches_is_known_by_its_evaluations() -> None:
     """From three in one update on, of that optimizer alone; one that climbs first evaluates twice, and moves."""
-    updates, line_search, other = Updates(TENSORS, []), object(), object()
+    boundary, line_search, other = StepBoundary(TENSORS, [], lambda: None), object(), object()
 
     def include(optimizer: object, evaluations: int) -> bool:
         for _ in range(evaluations - 1):
-            updates.evaluated()
-        return updates.searches(optimizer)
+            boundary.evaluated()
+        return boundary.searches(optimizer)
 
     assert [include(line_search, number) for number in (1, 2, 3, 1)] == [False, False, True, True]
     assert [include(other, number) for number in (1, 2, 1)] == [False] * 3

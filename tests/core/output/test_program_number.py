@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from probe.core.backend.protocols import Remove
 from probe.core.faults import Faults
-from probe.core.output.program_number import ProgramNumber, folder_of, process_start
+from probe.core.output.program_number import claim_number, folder_of, process_start
 from tests.quick_python import quick_python
 from tests.user_scripts import COMMANDS
 
@@ -21,20 +22,20 @@ GROUPS: Any = SimpleNamespace(world_size=lambda: 1, rank=lambda: 0)
 WATCHED = {"PROBE_RUN_ID": "18f"}
 
 
-def taken(root: Path, groups: Any = GROUPS, **environ: str) -> ProgramNumber:
-    return ProgramNumber(root, groups, WATCHED | environ, Faults())
+def claimed(root: Path, groups: Any = GROUPS, **environ: str) -> tuple[int, Remove]:
+    return claim_number(root, groups, WATCHED | environ, Faults())
 
 
 def test_the_lowest_free_number_is_taken(tmp_path: Path) -> None:
     """Of what runs in a process at a time; a number is free again when its run has ended."""
-    first, second = taken(tmp_path), taken(tmp_path)
-    assert (first.number, second.number) == (0, 1)
-    first.release()
-    first.release()
-    third, other = taken(tmp_path), taken(tmp_path, PROBE_RUN_ID="190")
-    assert (third.number, other.number) == (0, 0)
-    for each in (second, third, other):
-        each.release()
+    (first, release), (second, release_second) = claimed(tmp_path), claimed(tmp_path)
+    assert (first, second) == (0, 1)
+    release()
+    release()
+    (third, release_third), (elsewhere, release_elsewhere) = claimed(tmp_path), claimed(tmp_path, PROBE_RUN_ID="190")
+    assert (third, elsewhere) == (0, 0)
+    for release in (release_second, release_third, release_elsewhere):
+        release()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_ranks_of_a_launcher_and_programs_that_are_not_watched_have_none(
     groups: Any, environ: dict[str, str], tmp_path: Path
 ) -> None:
     """Two of them have the same number."""
-    assert [taken(tmp_path, groups, **environ).number for _ in range(2)] == [0, 0]
+    assert [claimed(tmp_path, groups, **environ)[0] for _ in range(2)] == [0, 0]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,17 +61,17 @@ def test_a_number_that_another_process_has_held_meanwhile_is_not_free(tmp_path: 
     (folder / "1").write_text(json.dumps(["1 1", None]))
     os.utime(folder / "1", (process_start() + 1,) * 2)
     (folder / "2").write_text(json.dumps(["1 1", process_start() - 1]))
-    number = taken(tmp_path)
-    assert number.number == 2
-    number.release()
+    number, release = claimed(tmp_path)
+    assert number == 2
+    release()
 
 
 def test_processes_that_begin_at_once_have_different_numbers(tmp_path: Path) -> None:
     """Twelve processes that choose together have the numbers 0 to 11, one each."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom tests.core.output.test_program_number import taken\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.core.output.test_program_number import claimed\n"
         "print('ready', flush=True)\nsys.stdin.readline()\n"
-        "held = taken(Path(sys.argv[1]))\nprint(held.number, flush=True)\nsys.stdin.readline()\n"
+        "number, release = claimed(Path(sys.argv[1]))\nprint(number, flush=True)\nsys.stdin.readline()\n"
     )
     command = [quick_python(*COMMANDS), "-c", program, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -96,5 +97,5 @@ def test_a_folder_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     faults, above = Faults(), tmp_path / "file"
     above.write_text("")
     environ = WATCHED | {"PROBE_PROGRESS_DIR": str(above / "folder")}
-    assert ProgramNumber(tmp_path, GROUPS, environ, faults).number == 0
+    assert claim_number(tmp_path, GROUPS, environ, faults)[0] == 0
     assert sum(faults.counts.values()) == 1

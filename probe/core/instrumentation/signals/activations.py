@@ -206,15 +206,15 @@ class ActivationListener:
         if not fits and not (alone and selector.kind in ("tensor", "tuple", "list") and selector.length in (None, 1)):
             self._misfit(place, selector, f"{container}[{len(elements)}]" if container != "tensor" else container)
             return []
-        wanted = {id(leaf) for leaf in leaves(elements[selector.index or 0])}
-        return [(part, tensor) for part, tensor in parts if id(tensor) in wanted]
+        selected = {id(leaf) for leaf in leaves(elements[selector.index or 0])}
+        return [(part, tensor) for part, tensor in parts if id(tensor) in selected]
 
-    def _leave(self, what: str) -> None:
+    def _leave(self, thing: str) -> None:
         """Count and log what is not read of arguments and outputs, once."""
-        if what in self._misfits:
+        if thing in self._misfits:
             return
-        self._misfits.add(what)
-        if (where := LEFT.format(what)) not in self._run.faults.counts:
+        self._misfits.add(thing)
+        if (where := LEFT.format(thing)) not in self._run.faults.counts:
             _log.warning("%s, of module %r first: %s", where, self._module.full, LEFT_REMEDY)
         self._run.faults.lost(where, 1)
 
@@ -237,7 +237,9 @@ def recording(run: Run, module: Watched, model: Module) -> Record:
     keys: dict[tuple[str, int, int], Key] = {}
 
     def parameters() -> list[Parameter]:
-        return [each for _, each in hooks.parameters(module.thing)] or [each for _, each in hooks.parameters(model)]
+        return [parameter for _, parameter in hooks.parameters(module.thing)] or [
+            parameter for _, parameter in hooks.parameters(model)
+        ]
 
     def record(signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
         place = part, micro_step, call
@@ -252,22 +254,22 @@ def recording(run: Run, module: Watched, model: Module) -> Record:
 
 
 def input_parts(
-    tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]], left: Callable[[str], object] = lambda _: None
+    tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]], leave: Callable[[str], object] = lambda _: None
 ) -> list[Part]:
     """Return the tensor arguments in order, keyword arguments after positional ones.
 
     Args:
-        left: as of :func:`probe.core.backend.pytree.leaves`.
+        leave: as of :func:`probe.core.backend.pytree.leaves`.
     """
     args, kwargs = inputs
     if len(args) == 1 and not kwargs and tensors.is_tensor(args[0]):
         return [("input", args[0])]
-    values = [x for x in leaves((*args, *kwargs.values()), left) if tensors.is_tensor(x)]
+    values = [x for x in leaves((*args, *kwargs.values()), leave) if tensors.is_tensor(x)]
     return numbered(values, tensors.is_tensor, "input")
 
 
-def output_parts(tensors: Tensors, outputs: Any, left: Callable[[str], object] = lambda _: None) -> list[Part]:
-    """Return the tensors of ``outputs`` in order; ``left`` as in :func:`input_parts`."""
+def output_parts(tensors: Tensors, outputs: Any, leave: Callable[[str], object] = lambda _: None) -> list[Part]:
+    """Return the tensors of ``outputs`` in order; ``leave`` as in :func:`input_parts`."""
     if tensors.is_tensor(outputs):
         return [("output", outputs)]
-    return numbered(leaves(outputs, left), tensors.is_tensor, "output")
+    return numbered(leaves(outputs, leave), tensors.is_tensor, "output")

@@ -342,19 +342,19 @@ class PendingCollectives(NamedTuple):
         columns: dict[str, list[float]] = {name: [] for name in (*self.moments.columns, "count", "bytes", "seconds")}
         shapes, dtypes, order = [], [], []
         for tally in self.collected.rows.values():
-            there = [reading for reading in tally.readings if reading in rows]  # others could not be reduced
-            own = [read.shapes[rows[each]] for each in there] if read is not None else []
-            readings = [_reading(read, rows[each]) for each in there] if read is not None else []
-            row = merge([nothing, *readings], [0, *map(math.prod, own)])
+            present = [reading for reading in tally.readings if reading in rows]  # others could not be reduced
+            parts = [read.shapes[rows[reading]] for reading in present] if read is not None else []
+            readings = [_reading(read, rows[reading]) for reading in present] if read is not None else []
+            row = merge([nothing, *readings], [0, *map(math.prod, parts)])
             calls = sum(not call.again for call in tally.calls)
             row |= {"count": calls, "bytes": tally.bytes, "seconds": _seconds(tally.calls)}
             for name, values in columns.items():
                 values.append(row[name])
-            shapes.append(_together(own))
+            shapes.append(_together(parts))
             dtypes.append(
-                "+".join(dict.fromkeys(read.dtypes[rows[each]] for each in there)) if read is not None else ""
+                "+".join(dict.fromkeys(read.dtypes[rows[reading]] for reading in present)) if read is not None else ""
             )
-            order.append(_decisive(tally, readings, [self.collected.orders[each] for each in there]))
+            order.append(_decisive(tally, readings, [self.collected.orders[reading] for reading in present]))
         return [
             Batch(
                 signal=SIGNAL,

@@ -39,24 +39,24 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
     """
     hooks, tensors, warned = run.framework.hooks, run.framework.tensors, set[int]()
 
-    def record(parameter: Watched, first: Tensor | Shard, second: Tensor | Shard, about: Adam) -> None:
+    def record(parameter: Watched, first: Tensor | Shard, second: Tensor | Shard, adam: Adam) -> None:
         first, coverage = unwrapped(first)
         second, _ = unwrapped(second)
-        shape, _, known = tensors.describe(first)
+        shape, _, described = tensors.describe(first)
         if not math.prod(shape):
             return
-        whole = coverage or known
-        for signal, vector in zip(SIGNALS, tensors.adam(first, second, about), strict=True):
+        whole = coverage or described
+        for signal, vector in zip(SIGNALS, tensors.adam(first, second, adam), strict=True):
             recorder.record(signal, parameter.key, Shard(vector, whole) if whole else vector)
 
     def after(optimizer: Optimizer, owned: list[Watched]) -> None:
         lookup = hooks.adam(optimizer)
 
         def read(parameter: Watched) -> bool | None:
-            state, about = hooks.state(optimizer, parameter.thing), lookup(parameter.thing)
-            if about is None or not all(kind in state for kind in NEEDED):
+            state, adam = hooks.state(optimizer, parameter.thing), lookup(parameter.thing)
+            if adam is None or not all(kind in state for kind in NEEDED):
                 return None
-            record(parameter, state["exp_avg"], state.get(LARGEST, state["exp_avg_sq"]), about)
+            record(parameter, state["exp_avg"], state.get(LARGEST, state["exp_avg_sq"]), adam)
             return True
 
         if not run.read_each(owned, read, "ur_distribution") and owned and id(optimizer) not in warned:
@@ -70,13 +70,13 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
 @contextmanager
 def _recorder(run: Run) -> Iterator[Recorder]:
     """Return the run's recorder, or another one if these signals have histograms and others do not."""
-    settings, own = run.settings, run.recorder
+    settings, main = run.settings, run.recorder
     if "tensorboard" not in settings.formats or HISTOGRAM in settings.statistics:
-        yield own
+        yield main
         return
-    columns = columns_for((*own.columns, HISTOGRAM))
+    columns = columns_for((*main.columns, HISTOGRAM))
     distributions = Recorder(
-        run.framework.tensors, columns, settings.eps, run.faults.note, lambda: len(own), distribution=True
+        run.framework.tensors, columns, settings.eps, run.faults.note, lambda: len(main), distribution=True
     )
     with run.collectors.added(distributions), run.step_ended.added(distributions.clear):
         yield distributions
@@ -106,8 +106,8 @@ def momentum_directions(run: Run) -> Iterator[None]:
         )
         run.recorder.record_all("mg_direction", [key for key, _ in directions], [value for _, value in directions])
 
-    wanted = f"an optimizer with a first moment ({' or '.join(FIRST_MOMENTS)})"
-    missing = missing_state(run, "mg_direction", lambda state: _first_moment(state) is not None, wanted)
+    expected = f"an optimizer with a first moment ({' or '.join(FIRST_MOMENTS)})"
+    missing = missing_state(run, "mg_direction", lambda state: _first_moment(state) is not None, expected)
     with run.before_update.added(before), missing:
         yield
 
@@ -139,7 +139,7 @@ def unwrapped(value: Tensor | Shard) -> tuple[Tensor, Coverage | None]:
 
 @contextmanager
 def missing_state(
-    run: Run, key: str, has: Callable[[Mapping[str, Tensor | Shard]], bool], wanted: str
+    run: Run, key: str, has: Callable[[Mapping[str, Tensor | Shard]], bool], expected: str
 ) -> Iterator[None]:
     """Warn once for each optimizer that keeps no such state.
 
@@ -148,14 +148,14 @@ def missing_state(
     Args:
         key: key of the configuration.
         has: returns true if the state of a parameter has something to collect.
-        wanted: the state that ``has`` checks for.
+        expected: the state that ``has`` checks for.
     """
     updating: set[int] = set()
-    known: set[int] = set()
+    seen: set[int] = set()
     hooks = run.framework.hooks
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
-        if id(optimizer) in known:
+        if id(optimizer) in seen:
             return
         gradient_of = hooks.gradients_of(optimizer, run.main_grad)
         if any(gradient_of(parameter.thing) is not None for parameter in owned):
@@ -167,13 +167,13 @@ def missing_state(
         updating.discard(id(optimizer))
         if run.clock.outcome != "applied":
             return
-        known.add(id(optimizer))
+        seen.add(id(optimizer))
         if not any(has(hooks.state(optimizer, parameter.thing)) for parameter in owned):
             _log.log(
                 logging.WARNING if run.framework.groups.rank() == 0 else logging.INFO,
                 "%s has no effect: expected %s, %s keeps none for the parameters watched; leave %s out",
                 key,
-                wanted,
+                expected,
                 type(optimizer).__name__,
                 key,
             )

@@ -29,8 +29,8 @@ def relative_updates(run: Run) -> Iterator[None]:
         _log.warning("relative_update: %s offers nothing to compute it with", run.framework.name)
         yield
         return
-    own, tensors, hooks = run.recorder, run.framework.tensors, run.framework.hooks
-    collected = Recorder(tensors, ONE, run.settings.eps, run.faults.note, lambda: len(own))
+    main, tensors, hooks = run.recorder, run.framework.tensors, run.framework.hooks
+    collected = Recorder(tensors, ONE, run.settings.eps, run.faults.note, lambda: len(main))
     copies: dict[Key, Numbers] = {}
 
     def read(optimizer: Optimizer, owned: list[Watched]) -> list[tuple[Key, tuple[Tensor, Numbers]]]:

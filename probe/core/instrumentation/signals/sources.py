@@ -52,11 +52,11 @@ def weight_gradients(run: Run) -> Iterator[None]:
             touched.add(identity)
             if (backward := hooks.backward_id()) != clock.backward:
                 clock.backward_began(backward)
-            key, each = parameter.key, bool(per_micro_batch) or apart or identity in restarted
-            if each:
+            key, micro_stepped = parameter.key, bool(per_micro_batch) or apart or identity in restarted
+            if micro_stepped:
                 key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step(backward)))
             scale = hooks.loss_scale(lambda: (thing,))
-            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale)
+            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=micro_stepped, scale=scale)
             if reduced:
                 restarted.add(identity)
 
@@ -118,8 +118,8 @@ def parameters(run: Run) -> Iterator[None]:
     value = run.framework.hooks.value
 
     def record(signal: str, optimizer: Optimizer, owned: list[Watched]) -> None:
-        held = run.read_each(owned, lambda parameter: value(optimizer, parameter.thing), f"{signal} of {{}}")
-        run.recorder.record_all(signal, [key for key, _ in held], [here for _, here in held])
+        values = run.read_each(owned, lambda parameter: value(optimizer, parameter.thing), f"{signal} of {{}}")
+        run.recorder.record_all(signal, [key for key, _ in values], [value_of for _, value_of in values])
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         record("param_origin", optimizer, owned)
@@ -138,8 +138,8 @@ def optimizer_state(run: Run) -> Iterator[None]:
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         kinds: dict[str, list[tuple[Key, Tensor | Shard]]] = {}
         read = run.framework.hooks.state
-        for key, kept in run.read_each(owned, lambda each: read(optimizer, each.thing), "optimizer state"):
-            for kind, tensor in kept.items():
+        for key, tensors in run.read_each(owned, lambda parameter: read(optimizer, parameter.thing), "optimizer state"):
+            for kind, tensor in tensors.items():
                 kinds.setdefault(kind, []).append((key, tensor))
         for kind, rows in kinds.items():
             run.recorder.record_all(kind, [key for key, _ in rows], [tensor for _, tensor in rows])

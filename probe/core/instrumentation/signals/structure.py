@@ -104,12 +104,12 @@ def ending(settings: Settings, faults: Faults, rank: int, writes: bool) -> Train
 def _file(path: Path, looks: Mapping[str, _Look], faults: Faults) -> TextFile | None:
     where = f"{FAILED}: {path}"
     try:
-        found = {name: look.found() for name, look in looks.items()}
-        text = json.dumps(found, ensure_ascii=False, indent=2) + "\n"
+        modules = {name: look.found() for name, look in looks.items()}
+        text = json.dumps(modules, ensure_ascii=False, indent=2) + "\n"
     except Exception as error:  # noqa: BLE001 - training is to be stopped on every rank all the same
         faults.note(where, error)
         return None
-    if not any(found.values()):
+    if not any(modules.values()):
         _log.warning("no module was seen to run: compiled (torch.compile), or in evaluation mode?")
     return TextFile(path, text, where)
 
@@ -180,8 +180,8 @@ class _Look:
 
 def _tree(value: object, leaf: Callable[[object], Leaf], depth: int = DEPTH) -> Tree:
     """Return the form of ``value`` in the syntax of element selectors, ``depth`` levels deep."""
-    found = _inner(value, leaf, depth)
-    return {"config": "tensor", "tensor": found} if isinstance(found, Leaf) else found
+    inner = _inner(value, leaf, depth)
+    return {"config": "tensor", "tensor": inner} if isinstance(inner, Leaf) else inner
 
 
 def _inner(value: object, leaf: Callable[[object], Leaf], depth: int) -> Tree | Leaf:
@@ -189,7 +189,7 @@ def _inner(value: object, leaf: Callable[[object], Leaf], depth: int) -> Tree | 
     if len(elements) == 1 and elements[0] is value:
         return leaf(value)
     named = keys(value)
-    inside = {str(number): _inner(each, leaf, depth - 1) for number, each in enumerate(islice(elements, MOST))}
+    inside = {str(number): _inner(element, leaf, depth - 1) for number, element in enumerate(islice(elements, MOST))}
     return {"config": f"{kind(value)}[{len(elements)}]", **({"keys": named} if named else {}), **inside}
 
 

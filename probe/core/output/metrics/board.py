@@ -62,7 +62,7 @@ class LayerColumn:
         chosen: patterns of names; empty: all.
     """
 
-    def __init__(self, signal: str, op: str, keys: tuple[Key, ...], chosen: Sequence[str]) -> None:
+    def __init__(self, signal: str, op: str, keys: tuple[Key, ...], patterns: Sequence[str]) -> None:
         self.keys = keys
         names = [row_name(key) for key in keys]
         places = {name: place for place, name in enumerate(dict.fromkeys(names))}
@@ -70,8 +70,8 @@ class LayerColumn:
         self.layers = tuple(places)
         """Names of the layers, in their order."""
         self.series = tuple(Series(TENSORS[op].name, (signal, label(name))) for name in places)
-        wanted = (not chosen or any(fnmatchcase(name, pattern) for pattern in chosen) for name in places)
-        self.wanted: Bools = np.fromiter(wanted, np.bool_, len(places))
+        matches = (not patterns or any(fnmatchcase(name, pattern) for pattern in patterns) for name in places)
+        self.matches: Bools = np.fromiter(matches, np.bool_, len(places))
         self.values: Array = np.zeros(len(places))
         self._usual: Array = np.full(len(places), np.nan)
         self.change: Array = np.zeros(len(places))
@@ -85,10 +85,12 @@ class LayerColumn:
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.log(np.abs(self.values))
         sound = np.isfinite(sizes)
-        known = np.isfinite(self._usual)
-        self.change = np.where(sound & known, np.abs(sizes - np.where(known, self._usual, 0.0)), 0.0)
+        has_usual = np.isfinite(self._usual)
+        self.change = np.where(sound & has_usual, np.abs(sizes - np.where(has_usual, self._usual, 0.0)), 0.0)
         self.change[~np.isfinite(self.values)] = np.inf
-        self._usual = np.where(sound, np.where(known, self._usual + WEIGHT * (sizes - self._usual), sizes), self._usual)
+        self._usual = np.where(
+            sound, np.where(has_usual, self._usual + WEIGHT * (sizes - self._usual), sizes), self._usual
+        )
 
 
 class MetricBoard:
@@ -99,8 +101,8 @@ class MetricBoard:
         chosen: patterns of the names of layers; empty: if there are too many, those with the largest change.
     """
 
-    def __init__(self, most: int, chosen: Sequence[str]) -> None:
-        self._most, self._chosen = most, tuple(chosen)
+    def __init__(self, most: int, patterns: Sequence[str]) -> None:
+        self._most, self._patterns = most, tuple(patterns)
         self._numbers: dict[Series, float] = {}
         self._named: dict[str, Series] = {}
         self._columns: dict[tuple[str, str], LayerColumn] = {}
@@ -126,20 +128,20 @@ class MetricBoard:
     def series(self, counts: Counts) -> tuple[list[Series], Array]:
         """Return the series and their values."""
         with self._lock:
-            shown = dict(self._numbers)
+            numbers = dict(self._numbers)
             for rule, number in counts.findings.items():
-                shown[Series(FINDINGS.name, (rule,))] = number
-            shown[Series(FAULTS.name)] = counts.faults
-            shown[Series(DROPPED.name)] = self._left_out + len(self._overflow)
+                numbers[Series(FINDINGS.name, (rule,))] = number
+            numbers[Series(FAULTS.name)] = counts.faults
+            numbers[Series(DROPPED.name)] = self._left_out + len(self._overflow)
             tensors = [(column.series[place], column.values[place]) for column, place in self._places()]
-        room = max(0, self._most - len(shown))
+        room = max(0, self._most - len(numbers))
         if len(tensors) > room:  # numbers of the run have come since the layers were chosen
-            shown[Series(DROPPED.name)] += len(tensors) - room
-        pairs = [*shown.items(), *tensors[:room]]
+            numbers[Series(DROPPED.name)] += len(tensors) - room
+        pairs = [*numbers.items(), *tensors[:room]]
         return [series for series, _ in pairs], np.array([value for _, value in pairs], np.float64)
 
     def _places(self) -> list[tuple[LayerColumn, int]]:
-        return [(column, int(place)) for column, shown in self._shown for place in np.flatnonzero(shown)]
+        return [(column, int(place)) for column, is_shown in self._shown for place in np.flatnonzero(is_shown)]
 
     def _take_run(self, snapshot: Snapshot, batch: Batch) -> None:
         numbers = self._numbers
@@ -180,7 +182,7 @@ class MetricBoard:
                 continue
             column = self._columns.get((batch.signal, op))
             if column is None or column.keys != batch.keys:
-                column = self._columns[batch.signal, op] = LayerColumn(batch.signal, op, batch.keys, self._chosen)
+                column = self._columns[batch.signal, op] = LayerColumn(batch.signal, op, batch.keys, self._patterns)
                 self._chosen_at = -math.inf
             column.take(rows)
 
@@ -188,26 +190,26 @@ class MetricBoard:
         """Choose the layers that are shown: all if there is room, else those with the largest change, and at once those
         that are not finite."""
         columns = list(self._columns.values())
-        changes = np.concatenate([np.where(each.wanted, each.change, -1.0) for each in columns] or [np.zeros(0)])
-        shown = np.concatenate([self._is_shown(each) for each in columns] or [np.zeros(0, np.bool_)])
+        changes = np.concatenate([np.where(column.matches, column.change, -1.0) for column in columns] or [np.zeros(0)])
+        are_shown = np.concatenate([self._is_shown(column) for column in columns] or [np.zeros(0, np.bool_)])
         bad = np.isinf(changes)
-        if now - self._chosen_at < CHOOSE_SECONDS and not (bad & ~shown).any():
+        if now - self._chosen_at < CHOOSE_SECONDS and not (bad & ~are_shown).any():
             return
         self._chosen_at = now
-        wanted = int((changes >= 0).sum())
+        number = int((changes >= 0).sum())
         room = max(0, self._most - len(self._numbers) - RESERVED)
         best = changes >= 0
-        if wanted > room:
+        if number > room:
             best = np.zeros(len(changes), np.bool_)
             best[np.argsort(-changes, kind="stable")[:room]] = True
-        self._left_out = wanted - int(best.sum())
-        ends = np.cumsum([len(each.series) for each in columns])
+        self._left_out = number - int(best.sum())
+        ends = np.cumsum([len(column.series) for column in columns])
         self._shown = list(zip(columns, np.split(best, ends[:-1]), strict=True)) if columns else []
 
     def _is_shown(self, column: LayerColumn) -> Bools:
-        for each, shown in self._shown:
-            if each is column:
-                return shown
+        for other_column, is_shown in self._shown:
+            if other_column is column:
+                return is_shown
         return np.zeros(len(column.series), np.bool_)
 
 

@@ -116,5 +116,5 @@ SHOWN_BY_NODE: tuple[Metric, ...] = (RANK_INFO, RANK_UP, PHASE, SINCE, BUDGET)
 
 def metrics_of(series: Sequence[Series]) -> list[Metric]:
     """Return the metrics of ``series``, each once, in the order of the catalogue."""
-    used = {each.metric for each in series}
+    used = {item.metric for item in series}
     return [metric for name, metric in METRICS.items() if name in used]

@@ -187,10 +187,10 @@ class MetricsHub:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the run has ended")
-            known = self._outlets.get(name)
-            if not isinstance(known, kind):
-                known = self._outlets[name] = make(self)
-            return known
+            present = self._outlets.get(name)
+            if not isinstance(present, kind):
+                present = self._outlets[name] = make(self)
+            return present
 
     def mapped_file(self, most: int) -> MetricsFile:
         """Return a new mapped file with room for ``most`` series.
@@ -216,7 +216,7 @@ class MetricsHub:
 
     def run_found(self, findings: Sequence[Any]) -> None:
         """Count findings about numbers of the run, and pass them on."""
-        self.found(each.rule for each in findings if not each.resolved)
+        self.found(finding.rule for finding in findings if not finding.resolved)
         for receive in self.receivers:
             receive(findings)
 

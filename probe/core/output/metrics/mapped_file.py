@@ -77,10 +77,10 @@ class MetricsFile:
 
     def store(self, series: Sequence[Series], values: Values) -> int:
         """Replace the series and their values; return the number of those for which there was no room."""
-        kept = tuple(series[: self._most])
-        if kept != self._asked:
-            self._asked = kept
-            self._declare(kept)
+        head = tuple(series[: self._most])
+        if head != self._asked:
+            self._asked = head
+            self._declare(head)
         row = np.ascontiguousarray(values[: len(self._series)], np.float64).tobytes()
         put(self._map, self._row_at, self._generation, row)
         return len(series) - len(self._series)
@@ -130,8 +130,8 @@ class MetricsReader:
 
     def _header(self) -> MetricsHeader:
         try:
-            found: dict[str, Any] = json.loads(self._file.read(len(MAGIC), HEADER_BYTES - len(MAGIC)).rstrip(b"\0"))
-            header = MetricsHeader(**found)
+            fields: dict[str, Any] = json.loads(self._file.read(len(MAGIC), HEADER_BYTES - len(MAGIC)).rstrip(b"\0"))
+            header = MetricsHeader(**fields)
             return header._replace(gpu_uuids=tuple(map(str, header.gpu_uuids)), series=int(header.series))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: the header cannot be read: {error}") from None
@@ -166,7 +166,7 @@ def sweep(folder: Path) -> None:
             reader = MetricsReader(path)
             pid, (series, values) = reader.header.pid, reader.read()
             reader.close()
-            steps = [value for each, value in zip(series, values, strict=True) if each == Series(LAST_STEP.name)]
+            steps = [value for item, value in zip(series, values, strict=True) if item == Series(LAST_STEP.name)]
             # A process of another container cannot be seen here, but its steps can.
             if not Path(f"/proc/{pid}").exists() and time.time() - max(steps, default=0.0) > KEPT_SECONDS:
                 path.unlink()
@@ -181,7 +181,7 @@ def _places(series: int) -> tuple[int, int, int]:
 
 
 def _table(series: Sequence[Series]) -> bytes:
-    return json.dumps([[each.metric, *each.labels] for each in series], separators=(",", ":")).encode()
+    return json.dumps([[item.metric, *item.labels] for item in series], separators=(",", ":")).encode()
 
 
 def _series(table: bytes) -> tuple[Series, ...]:

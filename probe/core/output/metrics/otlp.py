@@ -69,10 +69,10 @@ class OtlpWriter:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         now, points = time.time_ns(), dict[str, list[export.NumberDataPoint]]()
-        for each, value in zip(series, values.tolist(), strict=True):
-            labels = dict(zip(METRICS[each.metric].labels, each.labels, strict=True))
-            points.setdefault(each.metric, []).append(export.NumberDataPoint(labels, self._began, now, value))
-        metrics = [_metric(each, points[each.name]) for each in metrics_of(series)]
+        for item, value in zip(series, values.tolist(), strict=True):
+            labels = dict(zip(METRICS[item.metric].labels, item.labels, strict=True))
+            points.setdefault(item.metric, []).append(export.NumberDataPoint(labels, self._began, now, value))
+        metrics = [_metric(item, points[item.name]) for item in metrics_of(series)]
         scope = export.ScopeMetrics(InstrumentationScope("probe", __version__), metrics, "")
         data = export.MetricsData([export.ResourceMetrics(self._resource, [scope], "")])
         if self._exporter.export(data, seconds * 1000) is not export.MetricExportResult.SUCCESS:

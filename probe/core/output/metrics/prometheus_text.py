@@ -29,12 +29,12 @@ class _Current:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         families: dict[str, Any] = {}
-        for each, value in zip(self._series, self._values.tolist(), strict=True):
-            metric = METRICS[each.metric]
-            if each.metric not in families:
+        for item, value in zip(self._series, self._values.tolist(), strict=True):
+            metric = METRICS[item.metric]
+            if item.metric not in families:
                 family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                families[each.metric] = family(each.metric, metric.about, labels=[*self._labels, *metric.labels])
-            families[each.metric].add_metric([*self._labels.values(), *each.labels], value)
+                families[item.metric] = family(item.metric, metric.about, labels=[*self._labels, *metric.labels])
+            families[item.metric].add_metric([*self._labels.values(), *item.labels], value)
         yield from families.values()
 
 

@@ -90,15 +90,15 @@ GROUP = "probe.sinks"
 
 def offered() -> tuple[str, ...]:
     """Return the formats that other packages offer."""
-    return tuple(found.name for found in entry_points(group=GROUP))
+    return tuple(entry.name for entry in entry_points(group=GROUP))
 
 
 def factory(name: str) -> Factory | None:
     """Return the factory of the sink called ``name``; None for the format that writes nothing."""
     if name in SINKS:
         return SINKS[name]
-    for found in entry_points(group=GROUP, name=name):
-        loaded: Factory = found.load()
+    for entry in entry_points(group=GROUP, name=name):
+        loaded: Factory = entry.load()
         return loaded
     return None
 

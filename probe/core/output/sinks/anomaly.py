@@ -181,17 +181,17 @@ class AnomalyFile:
 
     def write(self, findings: Sequence[Finding]) -> None:
         """Add ``findings`` in one write."""
-        taken = findings[: MOST_ENTRIES - self._written]
-        dropped = len(findings) - len(taken)
+        first = findings[: MOST_ENTRIES - self._written]
+        dropped = len(findings) - len(first)
         if dropped and not self._dropped:
             logger.warning("%s has %d entries of this run; further findings are only counted", self._path, MOST_ENTRIES)
         self._dropped += dropped
-        if not taken:
+        if not first:
             return
         with _LOCK:
             if not self._path.exists() or self._path.stat().st_size != self._size:
                 self._keys = _adopt(self._path)
-            entries = self._entries(taken)
+            entries = self._entries(first)
             self._size = _splice(self._path, json.dumps(entries, indent=1)[len("{\n") : -len(END)])
         self._keys.update(entries)
         self._written += len(entries)
@@ -207,9 +207,9 @@ class AnomalyFile:
         entries: dict[str, Mapping[str, object]] = {}
         for finding in findings:
             name = tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
-            wanted = entry_key(name, finding.step, finding.order, finding.op)
-            repeated = (f"{wanted}_{number}" for number in count(2))
-            key = wanted
+            bare = entry_key(name, finding.step, finding.order, finding.op)
+            repeated = (f"{bare}_{number}" for number in count(2))
+            key = bare
             while key in self._keys or key in entries:
                 key = next(repeated)
             entries[key] = fields_of(finding, name, self._context.pp_stage, self._context.group_mates, self._run)
@@ -225,13 +225,13 @@ def take_out(path: Path, run: str, first: int) -> dict[str, object]:
     """
     with _LOCK:
         entries = _entries_of(path) if path.exists() else None
-        taken = {key: entry for key, entry in (entries or {}).items() if is_from(entry, run, first)}
-        if entries and len(taken) == len(entries):
+        removed = {key: entry for key, entry in (entries or {}).items() if is_from(entry, run, first)}
+        if entries and len(removed) == len(entries):
             path.unlink()
-        elif entries and taken:
+        elif entries and removed:
             with replacing(path) as file:
-                json.dump({key: entry for key, entry in entries.items() if key not in taken}, file, indent=1)
-    return taken
+                json.dump({key: entry for key, entry in entries.items() if key not in removed}, file, indent=1)
+    return removed
 
 
 def _adopt(path: Path) -> set[str]:

@@ -94,11 +94,11 @@ class CsvSink:
 
     def _layout(self, batch: Batch, ops: Sequence[str]) -> _Layout:
         form = (batch.keys, batch.shapes, batch.dtypes, batch.coverage, batch.micro_stepped)
-        about = (*form, tuple(batch.columns), batch.distribution, ops)
-        known = self._layouts.get(batch.signal)
-        if known is None or known.about != about:
-            known = self._layouts[batch.signal] = _lay_out(batch, about, ops, self._ndigits)
-        return known
+        whole_form = (*form, tuple(batch.columns), batch.distribution, ops)
+        layout = self._layouts.get(batch.signal)
+        if layout is None or layout.about != whole_form:
+            layout = self._layouts[batch.signal] = _lay_out(batch, whole_form, ops, self._ndigits)
+        return layout
 
     def _candidates(self, batch: Batch) -> Iterator[tuple[range, Path]]:
         """Yield files that may hold ``batch``, best first; files with other columns cannot.
@@ -111,8 +111,8 @@ class CsvSink:
             yield steps, path
         steps, name = file_of_step(batch.signal, batch.step, self._steps_per_file, CSV)
         yield steps, self._directory / name
-        for other in islice(candidates(batch.signal, steps[0], steps[-1], batch.step, CSV), 1, None):
-            yield steps, self._directory / str(other)
+        for table in islice(candidates(batch.signal, steps[0], steps[-1], batch.step, CSV), 1, None):
+            yield steps, self._directory / str(table)
 
     def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:
         """Append to ``path`` unless that has other columns; a new file appears with its header and rows.
@@ -123,12 +123,12 @@ class CsvSink:
             replace_text(path, _text(layout, "", numbers))
             return True
         with open_for_append(path) as file:
-            found = _header(file, layout.header + WITH_CALL)
-            if found not in ("", layout.header, layout.header + WITH_CALL):
+            header = _header(file, layout.header + WITH_CALL)
+            if header not in ("", layout.header, layout.header + WITH_CALL):
                 return False
             cut_torn_line(file, path)
-            if found != layout.header or not layout.calls:
-                append(file, _text(layout, found, numbers).encode("utf-8", "backslashreplace"))
+            if header != layout.header or not layout.calls:
+                append(file, _text(layout, header, numbers).encode("utf-8", "backslashreplace"))
                 return True
         with replacing(path) as target, path.open(newline="\n", encoding="utf-8") as source:
             for number, row in enumerate(rows(source)):
@@ -148,15 +148,15 @@ class CsvSink:
         return values if self._ndigits is None or op in WHOLE else [round(value, self._ndigits) for value in values]
 
 
-def _text(layout: _Layout, found: str, numbers: Numbers) -> str:
-    """Return the rows for a file whose header is ``found``; if that is empty, the header comes first."""
-    calls = layout.calls or found.endswith(WITH_CALL)
-    header = "" if found else layout.header + WITH_CALL * calls + "\n"
+def _text(layout: _Layout, header_of_file: str, numbers: Numbers) -> str:
+    """Return the rows for a file whose header is ``header_of_file``; if that is empty, the header comes first."""
+    calls = layout.calls or header_of_file.endswith(WITH_CALL)
+    header = "" if header_of_file else layout.header + WITH_CALL * calls + "\n"
     return header + layout.rows[calls] % numbers
 
 
-def _lay_out(batch: Batch, about: tuple[object, ...], wanted: Sequence[str], ndigits: int | None) -> _Layout:
-    ops, histograms = ops_of(batch, wanted), histograms_of(batch, wanted) is not None
+def _lay_out(batch: Batch, form: tuple[object, ...], written: Sequence[str], ndigits: int | None) -> _Layout:
+    ops, histograms = ops_of(batch, written), histograms_of(batch, written) is not None
     columns, cells = columns_of(batch, ops, histograms), cells_of(batch)
     filled = {op: "%.0f" if op in WHOLE else "%.6g" if ndigits is None else "%r" for op in ops}
     filled |= {STEP: "%d", HISTOGRAM: "%s"}
@@ -168,7 +168,7 @@ def _lay_out(batch: Batch, about: tuple[object, ...], wanted: Sequence[str], ndi
     ]
     rows = [",".join(row) for row in zip(*texts, strict=False)]  # as many as there are names
     return _Layout(
-        about=about,
+        about=form,
         ops=ops,
         histograms=histograms,
         header=",".join(map(csv_cell, columns)),

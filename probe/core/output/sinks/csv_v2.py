@@ -48,7 +48,7 @@ class CsvV2Sink:
 
 
 def _lines(batch: Batch, ops: Sequence[str], micro_stepped: bool) -> Iterator[str]:
-    derived = dict(zip(known := ops_of(batch, ops), derive_all(known, batch.columns, batch.shapes), strict=True))
+    derived = dict(zip(written := ops_of(batch, ops), derive_all(written, batch.columns, batch.shapes), strict=True))
     scope = section_of(batch.signal)[1]
     for place, key in enumerate(batch.keys):
         values = [f"{derived[op][place]:.9g}" if op in derived else "nan" for op in ops]

@@ -154,40 +154,40 @@ class ParquetSink:
         if failures:
             raise failures[0]
 
-    def _write(self, kept: _Pending) -> None:
-        names = candidates(kept.signal, kept.first, kept.last, kept.batches[0][0].step, PARQUET)
+    def _write(self, pending: _Pending) -> None:
+        names = candidates(pending.signal, pending.first, pending.last, pending.batches[0][0].step, PARQUET)
         # a file is never written twice
         path = next(path for name in names if not (path := self._directory / str(name)).exists())
         path.parent.mkdir(parents=True, exist_ok=True)
-        table = {column: np.concatenate(parts) for column, parts in _cells(kept).items()}
+        table = {column: np.concatenate(parts) for column, parts in _cells(pending).items()}
         if self._files >= FILES_A_CONNECTION:
             self._reconnect()
         self._files += 1
         with moved(path, durable=False) as hidden, closing(self._connection.cursor()) as cursor:
             cursor.register("rows", table)
             # DuckDB reads NaN in arrays as a missing value; here no value is missing.
-            chosen = ", ".join(_chosen(column, cells) for column, cells in table.items())
-            cursor.execute(f"COPY (SELECT {chosen} FROM rows) TO {literal(str(hidden))} (FORMAT parquet)")  # noqa: S608 - our path
+            columns = ", ".join(_chosen(column, cells) for column, cells in table.items())
+            cursor.execute(f"COPY (SELECT {columns} FROM rows) TO {literal(str(hidden))} (FORMAT parquet)")  # noqa: S608 - our path
 
 
-def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
+def _cells(pending: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
     """Return the cells of each column, batch by batch. Cells that stay the same from step to step are made once."""
-    cells: dict[str, list[npt.NDArray[Any]]] = {column: [] for column in kept.columns}
-    about: object = None
+    cells: dict[str, list[npt.NDArray[Any]]] = {column: [] for column in pending.columns}
+    form: object = None
     same: dict[str, npt.NDArray[Any]] = {}
-    for batch, ops in kept.batches:
-        if about != (batch.keys, batch.shapes, batch.dtypes, batch.coverage):
-            about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
+    for batch, ops in pending.batches:
+        if form != (batch.keys, batch.shapes, batch.dtypes, batch.coverage):
+            form = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
             same = {
                 column: np.array(values, dtype=np.int32 if column in INTEGERS else object)
                 for column, values in cells_of(batch).items()
             }
-        own = same | {op: np.asarray(batch.op(op), dtype=np.float64) for op in ops}
+        columns = same | {op: np.asarray(batch.op(op), dtype=np.float64) for op in ops}
         if (histograms := histograms_of(batch, cells)) is not None:
-            own[HISTOGRAM] = np.array([*map(text_of, histograms)], dtype=object)
-        own[STEP] = np.full(len(batch), batch.step, dtype=np.int64)
+            columns[HISTOGRAM] = np.array([*map(text_of, histograms)], dtype=object)
+        columns[STEP] = np.full(len(batch), batch.step, dtype=np.int64)
         for column, parts in cells.items():
-            parts.append(own[column])
+            parts.append(columns[column])
     return cells
 
 

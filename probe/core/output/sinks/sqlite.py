@@ -69,8 +69,8 @@ class SqliteSink:
         try:
             self._opened()
         except sqlite3.Error as error:
-            what = f"{self._path}: expected a database that can be written, got: {error}"
-            raise OSError(f"{what}; make room there, or set MONITOR_OUTPUT_DIR to another directory") from error
+            problem = f"{self._path}: expected a database that can be written, got: {error}"
+            raise OSError(f"{problem}; make room there, or set MONITOR_OUTPUT_DIR to another directory") from error
 
     def write(self, snapshot: Snapshot) -> None:
         """Write ``snapshot`` and the waiting ones.
@@ -84,7 +84,7 @@ class SqliteSink:
             self._write()
         except sqlite3.Error as error:
             if not _locked(error):
-                steps = ", ".join(str(each.step) for each in self._waiting)
+                steps = ", ".join(str(waiting.step) for waiting in self._waiting)
                 self._start_anew()
                 raise OSError(f"{self._path}: what was measured at step {steps} is lost: {error}") from error
             if len(self._waiting) > MOST_WAITING:
@@ -135,10 +135,10 @@ class SqliteSink:
             self._full.pop()
 
     def _rows(self, batch: Batch, ops: tuple[str, ...]) -> MetricRows:
-        about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
+        shape = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
         layout = self._layouts.get(batch.signal)
-        if layout is None or layout.about != about:
-            layout = self._layouts[batch.signal] = _lay_out(batch, about)
+        if layout is None or layout.about != shape:
+            layout = self._layouts[batch.signal] = _lay_out(batch, shape)
         steps = np.full(len(batch), batch.step)
         values = {op: batch.op(op) for op in ops}
         signal = encodable(batch.signal)
@@ -161,11 +161,11 @@ def _partition(snapshot: Snapshot) -> int:
     return next((steps for steps in PARTITIONS if steps * rows <= ROWS_A_TABLE), PARTITIONS[-1])
 
 
-def _lay_out(batch: Batch, about: tuple[object, ...]) -> _Layout:
+def _lay_out(batch: Batch, shape: tuple[object, ...]) -> _Layout:
     cells = cells_of(batch)
     targets, target = numbered(map(MetricTarget, *(cells[column] for column in (NAME, STAGE, MICRO_STEP, CALL))))
     forms, form = numbered(map(TensorForm, *(cells[column] for column in FORM)))
-    return _Layout(about, targets, target, forms, form)
+    return _Layout(shape, targets, target, forms, form)
 
 
 def _locked(error: sqlite3.Error) -> bool:

@@ -82,17 +82,17 @@ class TensorBoardSink:
 
     def _measured(self, batch: Batch, ops: tuple[str, ...]) -> bytes:
         """Return the scalars of ``batch``, op by op, as the text of an event without step and time."""
-        about = (batch.keys, ops, batch.micro_stepped)
-        known = self._curves.get(batch.signal)
-        if known is None or known.about != about:
+        form = (batch.keys, ops, batch.micro_stepped)
+        curves = self._curves.get(batch.signal)
+        if curves is None or curves.about != form:
             tags = [tag(batch.signal, key, self._rank, batch.micro_stepped) for key in batch.keys]
             event = self._event((f"{name}_{op}", 0.0) for op in ops for name in tags)
             text = np.frombuffer(event.SerializeToString(), np.uint8).copy()
-            known = self._curves[batch.signal] = _Curves(about, text, _places(event, len(text)))
+            curves = self._curves[batch.signal] = _Curves(form, text, _places(event, len(text)))
         with np.errstate(over="ignore"):
             values = np.array([batch.op(op) for op in ops]).astype("<f4")
-        known.text[known.places] = values.view(np.uint8).reshape(-1, 4)
-        return known.text.tobytes()
+        curves.text[curves.places] = values.view(np.uint8).reshape(-1, 4)
+        return curves.text.tobytes()
 
     def _distributed(self, batch: Batch, ops: Sequence[str]) -> Event:
         """Return the event of the histograms of ``batch``, each under the tag of its row, without an op."""

@@ -111,7 +111,7 @@ class TrackerOutlet:
 
     def run_found(self, findings: Sequence[NumberFinding]) -> None:
         """Queue alerts about numbers of the run."""
-        self._put_notices(self._findings.run_found(each) for each in findings)
+        self._put_notices(self._findings.run_found(finding) for finding in findings)
 
     def _put_notices(self, notices: Iterable[Notice | None]) -> None:
         for notice in notices:

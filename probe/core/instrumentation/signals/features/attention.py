@@ -76,8 +76,8 @@ def causal(args: Sequence[Any], kwargs: Mapping[str, Any], member: Callable[[str
     mark = next((str(getattr(kind, "name", kind)) for kind in kinds if kind is not None), None)
     if mark is not None:
         return "causal" in mark.lower()
-    found = [value for name in CAUSAL if isinstance(value := member(name), bool)]
-    return any(found) if found else None
+    values = [value for name in CAUSAL if isinstance(value := member(name), bool)]
+    return any(values) if values else None
 
 
 def _is_mask_type(value: object) -> bool:
@@ -111,20 +111,20 @@ def begin(ops: Arrays, call: AttentionCall, order: str, everything: bool) -> Blo
     """
     query, key, mask = _fitted(ops, call, order)
     shared = query.shape[1] // key.shape[1]
-    found: list[Numbers] = []
+    sums: list[Numbers] = []
     for batch in range(query.shape[0] if everything else 1):
         for head in range(key.shape[1] if everything else 1):
             heads = slice(head * shared, (head + 1) * shared if everything else 1)
-            own = None if mask is None else mask[_at(mask, 0, batch), _at(mask, 1, heads)]
-            part = call._replace(query=query[batch, heads], key=ops.wide(key[batch, head]), mask=own)
-            found.append(_sums(ops, part))
-    return ops.column(found)
+            own_mask = None if mask is None else mask[_at(mask, 0, batch), _at(mask, 1, heads)]
+            part = call._replace(query=query[batch, heads], key=ops.wide(key[batch, head]), mask=own_mask)
+            sums.append(_sums(ops, part))
+    return ops.column(sums)
 
 
 def finish(rows: Array) -> Mapping[str, float] | None:
     """Return the means; None if no query may attend to any key."""
-    found = entropy_means(rows)
-    return None if found is None else dict(zip(COLUMNS["attention_hook"], found, strict=True))
+    means = entropy_means(rows)
+    return None if means is None else dict(zip(COLUMNS["attention_hook"], means, strict=True))
 
 
 def _fitted(ops: Arrays, call: AttentionCall, order: str) -> tuple[Numbers, Numbers, Numbers | None]:
@@ -161,11 +161,11 @@ def _of_mask(shape: tuple[int, ...], scores: tuple[int, ...]) -> tuple[int, ...]
     return full
 
 
-def _at(mask: Numbers, axis: int, wanted: Any) -> Any:
-    """Return the index ``wanted`` along an axis, or that of the only element if the mask is the same for all."""
+def _at(mask: Numbers, axis: int, index: Any) -> Any:
+    """Return the index ``index`` along an axis, or that of the only element if the mask is the same for all."""
     if mask.shape[axis] > 1:
-        return wanted
-    return slice(None) if isinstance(wanted, slice) else 0
+        return index
+    return slice(None) if isinstance(index, slice) else 0
 
 
 def _sums(ops: Arrays, call: AttentionCall) -> Numbers:
@@ -175,14 +175,14 @@ def _sums(ops: Arrays, call: AttentionCall) -> Numbers:
     keys = call.key.shape[0]
     rows = max(1, ops.block(call.key) // (keys * heads))
     starts = range(0, queries, rows)
-    found = ops.zeros((len(starts), 3), call.key)  # separate scalars would lie between freed blocks, and keep them
+    sums = ops.zeros((len(starts), 3), call.key)  # separate scalars would lie between freed blocks, and keep them
     for block, first in enumerate(starts):
         last = min(first + rows, queries)
         seen = min(keys, last + keys - queries) if call.causal else keys
         if seen > 0:
             for place, total in enumerate(entropy_sums(ops, _scores(ops, call, first, last, seen))):
-                found[block, place] = total
-    return found
+                sums[block, place] = total
+    return sums
 
 
 def _scores(ops: Arrays, call: AttentionCall, first: int, last: int, seen: int) -> Numbers:
@@ -225,4 +225,4 @@ def entropy_sums(ops: Arrays, scores: Numbers) -> list[Numbers]:
     entropy = ops.where(hidden, 0.0, ops.log(total) - scores.sum(-1) / total)
     most = ops.where(hidden, 0.0, 1 / total)
     number = ops.where(hidden, 0.0, most * 0 + 1)
-    return [each.reshape(-1).sum(-1) for each in (entropy, most, number)]
+    return [numbers.reshape(-1).sum(-1) for numbers in (entropy, most, number)]

@@ -70,9 +70,9 @@ def _lanczos(ops: Arrays, a: Numbers, size: Numbers, squares: Numbers) -> tuple[
         basis[step] = vector
         image = (turned @ ((a @ (vector / half)) / half / half)) / half
         diagonal.append((image * vector).sum(-1))
-        known = basis[: step + 1]
+        earlier = basis[: step + 1]
         for _ in range(2):  # once leaves the error of cancellation
-            image = image - (known @ image) @ known
+            image = image - (earlier @ image) @ earlier
         length = ops.root((image * image).sum(-1))
         done = length <= BROKEN * squares / width
         beside.append(ops.where(done, 0.0, length))

@@ -29,8 +29,8 @@ ENTROPY, *LOADS = COLUMNS["moe_router_logit_hook"]
 
 def integer(names: Sequence[str], member: Callable[[str], object]) -> int | None:
     """Return the first member of the module among ``names`` that is a positive integer, or None."""
-    found = (member(name) for name in names)
-    return next((value for value in found if type(value) is int and value > 0), None)
+    values = (member(name) for name in names)
+    return next((value for value in values if type(value) is int and value > 0), None)
 
 
 def similarity(ops: Arrays, weight: Numbers) -> Block:
@@ -62,7 +62,7 @@ def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
     logits = ops.wide(logits)
     tokens, experts = logits.shape
     rows = max(1, ops.block(logits) // experts)
-    sums = [each for first in range(0, tokens, rows) for each in entropy_sums(ops, logits[first : first + rows])]
+    sums = [total for first in range(0, tokens, rows) for total in entropy_sums(ops, logits[first : first + rows])]
     load = [] if top_k is None else [ops.counts(logits, min(top_k, experts), HIDDEN)]
     return ops.column([*load, *sums])
 

@@ -48,8 +48,8 @@ def features(run: Run) -> Iterator[None]:
         _log.warning("recording_l2_features: %s offers nothing to compute them with", run.framework.name)
         yield
         return
-    own = run.recorder
-    collected = Recorder(run.framework.tensors, ONE, run.settings.eps, run.faults.note, lambda: len(own))
+    main = run.recorder
+    collected = Recorder(run.framework.tensors, ONE, run.settings.eps, run.faults.note, lambda: len(main))
     listeners: dict[FeatureListener, None] = {}
 
     def attach(root: Module, module: Watched) -> Remove:
@@ -96,14 +96,14 @@ def _normal(target: str) -> str:
 
 def _called(stage: int, full: str) -> set[str]:
     """Return all names of a module, with its stage and without."""
-    return {each for name in names_of(full) for each in (name, f"{stage}:{name}")}
+    return {called for name in names_of(full) for called in (name, f"{stage}:{name}")}
 
 
 def _weights(run: Run, ops: Arrays, module: Any) -> list[Tensor]:
     """Return the weights of ``module``, by any of their names. Read their shapes only in a forward: between steps, FSDP
     and ZeRO may hold them flat, or not at all."""
-    found = (ops.member(module, name) for name in WEIGHTS)
-    return [weight for weight in found if run.framework.tensors.is_tensor(weight)]
+    members = (ops.member(module, name) for name in WEIGHTS)
+    return [weight for weight in members if run.framework.tensors.is_tensor(weight)]
 
 
 def unknown(settings: Settings, names: Iterable[tuple[int, str]], lead: Lead = no_lead) -> list[str]:
@@ -115,7 +115,7 @@ def unknown(settings: Settings, names: Iterable[tuple[int, str]], lead: Lead = n
     """
     if not settings.recording_l2_features:
         return []
-    called = {each for stage, full in names for each in _called(stage, full)}
+    called = {name for stage, full in names for name in _called(stage, full)}
     problems = []
     for hook in HOOKS:
         wrong = [target for target in getattr(settings.l2_targets, hook) or () if _normal(target) not in called]
@@ -202,7 +202,7 @@ class OfWeight(FeatureListener):
         self._done = True
         described = self._run.framework.tensors.describe
         weights = _weights(self._run, self._ops, self._module.thing)
-        weight = next((each for each in weights if len(described(each)[0]) == 2), None)
+        weight = next((weight for weight in weights if len(described(weight)[0]) == 2), None)
         numbers = None if weight is None else self._numbers(weight)
         if numbers is None or not self._ops.is_floating(numbers):
             if not getattr(self._run.settings.l2_targets, self.hook):

@@ -1,16 +1,21 @@
-"""The parameters of a run, including those that come later: the watched ones, their names and their optimizers."""
+"""The watched modules and parameters of a run, including those that come into a model or leave it while training runs:
+their names, their hooks, and the optimizers of parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
-from probe.core.backend.protocols import Optimizer, Parameter
+from probe.core.backend.protocols import Module, Optimizer, Parameter
 from probe.core.door import count
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.modules import Modules, report_ends
-from probe.core.instrumentation.selection import TargetNames, Watched
+from probe.core.instrumentation.selection import Watched, named
 
+ENDED = "modules and parameters: rows that ended, since the program took the thing out of the model"
+"""Kind of loss, counted for each module and parameter."""
+MOST_NAMED = 8
+"""Number of names in a message."""
 REPLACED = (
     "the optimizer updates a parameter that the model no longer has: another has replaced {!r}; make the optimizer "
     "after the call that replaces parameters (fully_shard, parallelize_module, load_state_dict with assign=True)"
@@ -20,24 +25,38 @@ STRANGE = (
     "the model and the optimizer that train together, after both are wrapped"
 )
 
+_log = logging.getLogger("probe")
 
-class Parameters:
-    """Watched parameters of ``run``, with hooks on those that can have a gradient."""
+
+class WatchedParts:
+    """Watched modules of ``run``, and its watched parameters, with hooks on those that can have a gradient."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._hooks = run, run.framework.hooks
         self.looked = False
         """True if new parameters were searched for in the step in progress."""
+        self._names_of_modules: set[tuple[int, str]] = set()
+        """Stages and row names of the watched modules."""
+        self._modules: dict[tuple[int, int, str], tuple[Watched, ExitStack]] = {}
+        """Modules and their hooks, by the identities of model and module and the full name, which a wrapper changes."""
+        self._begun = False
+        """True once modules were searched for."""
+        self._names: set[tuple[int, str]] = set()
+        """Stages and row names of parameters."""
         self._attached: dict[int, ExitStack] = {}
         """The hooks of each parameter."""
-        self._names = TargetNames(run.settings.squash_name)
-        self._known: dict[int, Watched] = {}
+        self._present: dict[int, Watched] = {}
+        """Parameters of the models, watched or not, and those that an optimizer alone has, by identity."""
         self._every: dict[int, Watched] = {}
         self._others: tuple[str, ...] = ()
         self._watched: list[Watched] = []
+        """The watched parameters."""
         self._waiting: list[Watched] = []
+        """The watched parameters whose hooks are not placed yet."""
         self._owned: dict[int, list[Watched]] = {}
+        """The watched parameters by the identity of their optimizer."""
         self._census: list[int] = []
+        """Identities of the parameters of all optimizers at the last search."""
         self._before: list[tuple[int, ...]] = []
         """Result of :meth:`_ends` at the last search."""
         self._structure: list[tuple[int, ...]] = []
@@ -50,7 +69,6 @@ class Parameters:
         """True if the optimizers have no parameter of the models: another may be on its way."""
         self._replaced: dict[int, str] = {}
         """Parameters that others have replaced in the model, while an optimizer has them: another may be on its way."""
-        self._modules = Modules(run)
         self._wrapping = True
         """True if a wrapper may still replace parameters before training begins."""
 
@@ -66,7 +84,9 @@ class Parameters:
 
     def remove_hooks(self) -> None:
         """Remove the hooks of all parameters and modules."""
-        self._modules.remove_hooks()
+        for _, hooks in self._modules.values():
+            hooks.close()
+        self._modules.clear()
         for attached in self._attached.values():
             attached.close()
         self._attached.clear()
@@ -83,7 +103,7 @@ class Parameters:
         if changed:
             for parameter in self._watched:
                 self._run.framework.parallel.check_again(parameter.thing)
-            self._modules.find()
+            self._find_modules()
         if changed or census != self._census or self._wrapping:
             self._wrapping = self._census != census
             self._census = census
@@ -91,12 +111,54 @@ class Parameters:
             self._structure = structure  # only now: after a refusal the search is made again
             self._share_out()
             self._strange = False
-            if not self._wrapping and census and self._known and not self._known.keys() & set(census):
+            if not self._wrapping and census and self._present and not self._present.keys() & set(census):
                 self._strange = True
         if self._hooked and (tokens := self._hooks.tokens(self._hooked_things())) != self._tokens:
             self._unhook_swapped(tokens)
         if self._waiting:
             self._hook_trainable()
+
+    # Modules.
+
+    def _find_modules(self) -> None:
+        """Hook modules that are new since the last search; remove the hooks of those that are gone."""
+        if not len(self._run.each_watched_module):
+            return
+        chunks = [(stage, model, [*self._hooks.modules(model)]) for stage, model in self._run.chunks]
+        present = {(id(model), id(module), str(full)) for _, model, modules in chunks for full, module in modules}
+        removed = [self._modules.pop(key) for key in [*self._modules] if key not in present]
+        for module, hooks in removed:
+            self._names_of_modules.discard((module.stage, module.name))
+            hooks.close()
+        added: list[str] = []
+        for stage, model, modules in chunks:
+            new = ((full, thing) for full, thing in modules if (id(model), id(thing), str(full)) not in self._modules)
+            full_names, squash = (full for full, _ in modules), self._run.settings.squash_name
+            for module in named(stage, new, full_names, self._names_of_modules, squash):
+                self._hook_module(model, module)
+                added.append(module.name)
+        if self._begun:
+            names = {module.name for module, _ in self._modules.values()}
+            if added:
+                _log.info(
+                    "modules that came into the model after set_monitor are recorded from now on: %s", _listed(added)
+                )
+            self._report_ends("modules", (module.name for module, _ in removed if module.name not in names))
+        self._begun = True
+
+    def _hook_module(self, model: Module, module: Watched) -> None:
+        hooks = ExitStack()
+        self._modules[id(model), id(module.thing), str(module.full)] = module, hooks
+        for attach in self._run.each_watched_module:
+            hooks.callback(attach(model, module))
+
+    def _report_ends(self, kind: str, names: Iterable[str]) -> None:
+        """Log and count things that are no longer in a model."""
+        if removed := [*names]:
+            _log.warning("%s are no longer in the model, and their rows end: %s", kind, _listed(removed))
+            self._run.faults.lost(ENDED, len(removed))
+
+    # Parameters.
 
     def _hooked_things(self) -> list[Parameter]:
         return [parameter.thing for parameter in self._hooked]
@@ -116,7 +178,7 @@ class Parameters:
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
                 for attach in self._run.each_parameter:
-                    remove = self._run.idle.keep(attach(parameter))
+                    remove = self._run.keep(attach(parameter))
                     self._attached.setdefault(id(parameter.thing), ExitStack()).callback(remove)
             else:
                 untrainable.append(parameter)
@@ -130,25 +192,24 @@ class Parameters:
 
     def _watch_new(self) -> None:
         chunks = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
-        self._drop_removed({id(thing): (stage, full) for stage, named in chunks for full, thing in named})
-        for stage, named in chunks:
-            self._names.expect(stage, (full for full, _ in named))
-            for full, thing in named:
-                if id(thing) in self._known:
-                    continue
-                watched = self._names.watch(stage, full, thing)
-                if self._run.selection.watches(watched):
-                    self._run.framework.parallel.check_again(thing)
-                    self._watched.append(watched)
-                    self._waiting.append(watched)
-                self._known[id(thing)] = watched
-        self._every = dict(self._known)
+        self._drop_removed({id(thing): (stage, full) for stage, things in chunks for full, thing in things})
+        for stage, things in chunks:
+            # looked up one by one: a parameter may have two names
+            new = ((full, thing) for full, thing in things if id(thing) not in self._present)
+            full_names, squash = (full for full, _ in things), self._run.settings.squash_name
+            for parameter in named(stage, new, full_names, self._names, squash):
+                if self._run.selection.watches(parameter):
+                    self._run.framework.parallel.check_again(parameter.thing)
+                    self._watched.append(parameter)
+                    self._waiting.append(parameter)
+                self._present[id(parameter.thing)] = parameter
+        self._every = dict(self._present)
 
     def _drop_removed(self, present: dict[int, tuple[int, str]]) -> None:
         """Drop parameters that are not among ``present``, those of the model, unless an optimizer updates them and no
         others have replaced them (``fully_shard`` and ``parallelize_module`` replace parameters)."""
         names, owned, ended = set(present.values()), set(self._census), list[str]()
-        for identity, parameter in [*self._known.items()]:
+        for identity, parameter in [*self._present.items()]:
             replaced = (parameter.stage, parameter.full) in names
             if identity in present or (identity in owned and not replaced):
                 continue
@@ -157,11 +218,12 @@ class Parameters:
                 self._others = (*self._others, parameter.full)
             if not replaced:
                 ended.append(parameter.name)
-            self._names.release(self._known.pop(identity))
+            self._names.discard((parameter.stage, parameter.name))
+            del self._present[identity]
             self._attached.pop(identity, ExitStack()).close()
-        report_ends(self._run, "parameters", ended)
-        self._watched = [parameter for parameter in self._watched if id(parameter.thing) in self._known]
-        self._waiting = [parameter for parameter in self._waiting if id(parameter.thing) in self._known]
+        self._report_ends("parameters", ended)
+        self._watched = [parameter for parameter in self._watched if id(parameter.thing) in self._present]
+        self._waiting = [parameter for parameter in self._waiting if id(parameter.thing) in self._present]
         self._note_hooked()
 
     @property
@@ -219,3 +281,8 @@ class Parameters:
 
 def _ends(owned: Sequence[Parameter]) -> tuple[int, ...]:
     return (len(owned), id(owned[0]), id(owned[-1])) if owned else ()
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = sorted(repr(name) for name in names)
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
