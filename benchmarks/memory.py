@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +18,12 @@ import numpy as np
 from _report import Array, arguments, publish, table
 
 from probe.core.config.schema import RULE_ARGS
-from probe.core.faults import Faults
 from probe.core.moments import columns_for
-from probe.core.output.pipeline import Writer
 from probe.core.output.sinks import SINKS
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.rules import RULES, Rule, factory
+from probe.core.rules.evaluate import find
 
 OPS = ("min", "max", "mean", "norm", "zeros")
 ROWS = {"actv": 12, "grad_reduced": 8, "exp_avg_sq": 8, "param_updated": 8}
@@ -77,10 +77,17 @@ def writing(contestant: str, root: Path) -> Step:
     context = SinkContext(directory=root / "run", root=root, rank=0, steps_per_file=STEPS_A_FILE, dump=True)
     names = list(SINKS) if contestant == ALL else [] if contestant == RULE else [contestant]
     judges = rules() if contestant in (ALL, RULE) else []
-    writer = Writer(judges, [SINKS[name](context) for name in names], Faults())
-    writer.open()
-    generator = np.random.default_rng(0)
-    return lambda step: writer.write(snapshot(step, generator))
+    sinks, generator = [SINKS[name](context) for name in names], np.random.default_rng(0)
+    for sink in sinks:
+        sink.open()
+
+    def write(step: int) -> None:
+        given = snapshot(step, generator)
+        judged = replace(given, findings=tuple(find(judges, given.batches)))
+        for sink in sinks:
+            sink.write(judged)
+
+    return write
 
 
 def training(root: Path) -> Step:

@@ -291,8 +291,8 @@ def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
 )
 def test_a_program_that_fails_before_its_first_update_says_so(tmp_path: Path, calls: str, said: str) -> None:
     """No advice is given to write lines into it, and what is not finite is no less so."""
-    text = f"import torch\nnet = torch.nn.Linear(2, 1)\no = torch.optim.Adam(net.parameters())\n{calls}\nraise KeyError\n"
-    (tmp_path / "train.py").write_text(text)
+    made = "net = torch.nn.Linear(2, 1)\no = torch.optim.Adam(net.parameters())"
+    (tmp_path / "train.py").write_text(f"import torch\n{made}\n{calls}\nraise KeyError\n")
     own = {**os.environ, **OWN, "MONITOR_OUTPUT_DIR": str(tmp_path / "out")}
     command = probe_command("run", "train.py", modules=user_scripts.TORCH)
     done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
