@@ -229,7 +229,7 @@ def unregistered(model: Any) -> Mapping[int, str]:  # noqa: ARG001
     return {}
 
 
-def loss_graph(root: Any) -> None:
+def loss_graph(root: Any, names: Mapping[int, str]) -> None:
     """Return None: MindSpore's graph does not show what its nodes keep."""
 
 

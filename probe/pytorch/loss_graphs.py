@@ -1,5 +1,5 @@
 """Facts of the graph of a loss, before its backward: the losses with the form of their scores, the relation of their
-labels to the tokens that embeddings have got, and whether attention reads ahead.
+labels to the tokens that embeddings have got, what attention reads, and views that exchange axes.
 
 Labels and attention are compared where they lie, and one copy brings the counts to the host. Nothing of the user's
 runs, and what has hooks is not unpacked (:mod:`probe.pytorch.saved_tensors`).
@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import FunctionCtx
 
-from probe.core.checks.loss_calls import Form, LossCall, LossGraph, Relation
+from probe.core.checks.loss_calls import Crossing, Form, LossCall, LossGraph, Regrouped, Relation, exchanges
 from probe.pytorch import operation_kinds, tensors
 from probe.pytorch.dtensor import PLAIN
 from probe.pytorch.modes import unseen
@@ -39,6 +40,12 @@ BY_HAND = {"Pow": "mse_loss", "Mul": "mse_loss", "Abs": "l1_loss"}
 """Losses that a program writes itself, by the node that reads a difference and is averaged."""
 KEEPS = frozenset({"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Alias", "Clone"})
 """Kinds of nodes that change no number."""
+VIEWS = frozenset({"View", "UnsafeView", "ReshapeAlias"})
+"""Kinds of nodes that give numbers another shape, in their order."""
+RECURRENT = frozenset({"MkldnnRnnLayer", "CudnnRnn"})
+"""Kinds of nodes that are a whole layer of recurrence; what they get has the steps first (torch 2.13)."""
+LARGE = 1 << 24
+"""Number above all tokens that float32 holds exactly."""
 HIDDEN = -1e4
 """Number of a mask that is added to scores, from which downwards it hides a position."""
 PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
@@ -57,6 +64,22 @@ class _Pair(NamedTuple):
 class _Loss(NamedTuple):
     call: LossCall
     pairs: Sequence[_Pair]
+
+
+class _Mask(NamedTuple):
+    """Tokens that attention reads, and those that it hides: positions among the numbers that are waited for."""
+
+    least: int
+    most: int
+    hidden_least: int
+    hidden_most: int
+    count: int
+    """Most tokens that are read of a sequence."""
+
+    def hides_all_but_one(self, numbers: Sequence[float]) -> bool:
+        """Return whether what is read is one and the same token, several times, and what is hidden is not."""
+        least, most, hidden_least, hidden_most, count = numbers
+        return least == most and hidden_least < hidden_most and count > 1
 
 
 class _Numbers:
@@ -83,12 +106,16 @@ class _Numbers:
         return numbers
 
 
-def loss_graph(root: torch.Tensor) -> Callable[[], LossGraph] | None:
+def loss_graph(root: torch.Tensor, names: Mapping[int, str]) -> Callable[[], LossGraph] | None:
     """Return a function that waits for the facts of the graph of ``root``, a loss whose backward has not begun; None if
-    the time is over before the end of the graph."""
+    the time is over before the end of the graph.
+
+    Args:
+        names: names of the parameters by identity.
+    """
     with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
         nodes = _nodes(root)
-        return None if not nodes else functools.cache(_Survey(nodes).send())
+        return None if not nodes else functools.cache(_Survey(nodes, names).send())
 
 
 def _nodes(root: torch.Tensor) -> list[Any]:
@@ -114,10 +141,13 @@ class _Survey:
 
     Args:
         nodes: those of the graph.
+        names: names of the parameters by identity.
     """
 
-    def __init__(self, nodes: Sequence[Any]) -> None:
-        self._numbers = _Numbers()
+    def __init__(self, nodes: Sequence[Any], names: Mapping[int, str]) -> None:
+        self._numbers, self._names = _Numbers(), names
+        self._samples = set[int]()
+        """Numbers of samples that losses compare, one label or row of numbers each."""
         kinds = [(_kind(node), node) for node in nodes]
         lookups = [
             (indices, _signed(node._saved_padding_idx))
@@ -127,16 +157,24 @@ class _Survey:
         self._lookups = [(tokens, padding, self._numbers.add(_jumps(tokens))) for tokens, padding in lookups]
         self._losses = [loss for kind, node in kinds for loss in self._of_node(kind, node)][:MOST_LOSSES]
         self._ahead = [*self._reading(kinds)]
+        self._regrouped = next(self._regrouping(kinds), None)
+        self._crossing = self._crossed(kinds)
+        self._negated = _negated(nodes[0])
+        self._masks = [*self._masked(kinds)][:MOST_LAYERS]
 
     def send(self) -> Callable[[], LossGraph]:
         """Start the copy of the numbers; return a function that waits for the facts."""
         wait, losses, lookups, ahead = self._numbers.send(), self._losses, self._lookups, self._ahead
+        masks, shapes, negated = self._masks, (self._regrouped, self._crossing), self._negated
 
         def read() -> LossGraph:
             numbers = wait()
             several = sum(numbers[jumps] > 0 for _, _, jumps in lookups) > 1
             weights = [math.nan] if several or not ahead else [w if n < 0 else numbers[n] for n, w in ahead]
-            return LossGraph(tuple(_related(loss, numbers) for loss in losses), min(weights), max(weights))
+            inverted = [place for mask, place in masks if mask.hides_all_but_one([numbers[n] for n in mask])]
+            of_losses = tuple(_related(loss, numbers) for loss in losses)
+            first = next(iter(inverted), None)
+            return LossGraph(of_losses, min(weights), max(weights), *shapes, first, negated)
 
         return read
 
@@ -146,17 +184,13 @@ class _Survey:
             labels, scores = _saved(node, "target"), _saved(node, "self")
             if labels is None or scores is None or not labels.numel():
                 return
-            function, form = KINDS[kind], _form(node)
-            if function == "nll_loss":
-                if form == "log-probabilities" and _kind(before := _behind(node)) == "LogSoftmax":
-                    function, form = "cross_entropy", _form(before)
-                ignored = labels == _signed(node._saved_ignore_index)
-                pairs = [pair for lookup in self._lookups for pair in self._pairs(labels, ignored, *lookup[:2])]
-                classes = int(scores.shape[1 if scores.dim() > 1 else 0])
-                yield _Loss(_call(function, form, labels.numel(), classes), pairs)
+            if scores.dim() <= 2:
+                self._samples.add(int(scores.shape[0]))
+            if KINDS[kind] == "nll_loss":
+                yield self._likelihood(node, labels, scores)
             else:
                 crossed = 0 in _expanded(scores, labels) and 0 in _expanded(labels, scores)
-                yield _Loss(_call(function, form, labels.numel())._replace(broadcast=crossed), ())
+                yield _Loss(_call(KINDS[kind], _form(node), labels.numel())._replace(broadcast=crossed), ())
         elif kind == "Softmax" and _kind(_behind(node)) == "Softmax":
             result = _saved(node, "result")
             if result is not None and result.numel():
@@ -170,6 +204,18 @@ class _Survey:
                 yield _Loss(
                     _call(BY_HAND[name], "numbers", math.prod(shape))._replace(broadcast=_is_crossed(difference)), ()
                 )
+
+    def _likelihood(self, node: Any, labels: torch.Tensor, scores: torch.Tensor) -> _Loss:
+        """Return the negative log likelihood that a node computes, or the cross entropy whose second half it is."""
+        function, form = KINDS["NllLoss"], _form(node)
+        if form == "log-probabilities" and _kind(before := _behind(node)) == "LogSoftmax":
+            if _is_over_samples(before, scores):
+                form = "numbers"
+            else:
+                function, form = "cross_entropy", _form(before)
+        ignored = labels == _signed(node._saved_ignore_index)
+        pairs = [pair for lookup in self._lookups for pair in self._pairs(labels, ignored, *lookup[:2])]
+        return _Loss(_call(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0])), pairs)
 
     def _pairs(
         self, labels: torch.Tensor, ignored: torch.Tensor, tokens: torch.Tensor, padding: int
@@ -218,6 +264,58 @@ class _Survey:
                 ahead = first.diagonal(1)
                 rows = labelled[: len(ahead)]
                 yield self._numbers.add((ahead[: len(rows)] * rows).amax()), 0.0
+
+    def _regrouping(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[Regrouped]:
+        """Yield the views that exchange axes. A shift by a view of what was padded by one, as relative positions are
+        made, is meant."""
+        for kind, node in kinds:
+            if kind in VIEWS and (follower := node.next_functions[0])[0] is not None:
+                before, after = _shape(*follower), _shape(node)
+                if exchanges(before, after) and not _is_padded(node):
+                    yield Regrouped(before, after, self._place(node))
+
+    def _crossed(self, kinds: Sequence[tuple[str, Any]]) -> Crossing | None:
+        """Return the first layer that takes the samples of a loss for a sequence, and the places of each for samples,
+        if all layers do. Tokens must have the same two axes."""
+        layers = [(*sizes, node) for kind, node in kinds if (sizes := _sequences(kind, node)) is not None]
+        sizes = {(length, rows) for length, rows, _ in layers}
+        if len(sizes) != 1 or len(self._samples) != 1:
+            return None
+        (length, rows), samples = next(iter(sizes)), next(iter(self._samples))
+        shapes = [tuple(tokens.shape) for tokens, _, _ in self._lookups]
+        of_tokens = not shapes or any(shape[0] == length and 0 <= rows - shape[1] <= 2 for shape in shapes)
+        if length != samples or rows < 2 or rows % samples == 0 or not of_tokens:
+            return None
+        return Crossing(samples, rows, self._place(layers[-1][2]))
+
+    def _masked(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[tuple[_Mask, str]]:
+        """Yield what the last position of each layer of attention reads of the tokens, with the place of the layer."""
+        for kind, node in kinds:
+            weights, _ = _weights(kind, node)
+            if weights is None or weights.dim() != 4:
+                continue
+            read = weights[:, 0, -1] > 0
+            for tokens, _, _ in self._lookups:
+                if read.shape == tokens.shape and read.device == tokens.device:
+                    yield self._mask(tokens, read), self._place(node)
+
+    def _mask(self, tokens: torch.Tensor, read: torch.Tensor) -> _Mask:
+        least, most = torch.where(read, tokens, LARGE), torch.where(read, tokens, -1)
+        hidden_least, hidden_most = torch.where(read, LARGE, tokens), torch.where(read, -1, tokens)
+        ends = least.amin(), most.amax(), hidden_least.amin(), hidden_most.amax(), read.sum(1).amax()
+        return _Mask(*map(self._numbers.add, ends))
+
+    def _place(self, node: Any) -> str:
+        """Return the name of the parameter that is nearest before a node; empty if none is."""
+        waiting, seen = deque([node]), {node}
+        while waiting:
+            node = waiting.popleft()
+            if name := self._names.get(id(getattr(node, "variable", None))):
+                return name
+            followers = {follower for follower, _ in node.next_functions} - {None, *seen}
+            seen |= followers
+            waiting += followers
+        return ""
 
     def _labelled(self, kinds: Sequence[tuple[str, Any]]) -> torch.Tensor | None:
         """Return which positions of the first sample have a label; None without labels that fit any tokens."""
@@ -279,6 +377,45 @@ def _weights(kind: str, node: Any) -> tuple[torch.Tensor | None, tuple[int, floa
         mask = mask.expand(*mask.shape[:-2], mask.shape[-1], mask.shape[-1])
     visible = mask if mask.dtype is torch.bool else mask > HIDDEN
     return (visible.float() if _is_square(mask, 2) else None), None
+
+
+def _sequences(kind: str, node: Any) -> tuple[int, int] | None:
+    """Return the length of the sequences that a layer of attention or recurrence gets, and their number; None of any
+    other node."""
+    if kind in RECURRENT:
+        steps = _saved(node, "input")
+        return None if steps is None or steps.dim() != 3 else (int(steps.shape[0]), int(steps.shape[1]))
+    weights, visible = _weights(kind, node)
+    if visible is not None:
+        query = _saved(node, "query")
+        return None if query is None else (visible[0], int(query.shape[0]))
+    return None if weights is None or weights.dim() < 3 else (int(weights.shape[-1]), int(weights.shape[0]))
+
+
+def _is_over_samples(softmax: Any, scores: torch.Tensor) -> bool:
+    """Return whether logarithms of probabilities are normalized over another axis than the classes of a loss."""
+    result = _saved(softmax, "result")
+    if result is None or result.dim() < 2 or scores.dim() < 2:
+        return False
+    axis = _signed(softmax._saved_dim) % result.dim()
+    return axis != 1 if result.shape == scores.shape else result.shape[axis] != scores.shape[1]
+
+
+def _negated(root: Any) -> str:
+    """Return the name of the mean loss whose negative, perhaps with a factor, is a root; empty if there is none."""
+    while _kind(root) in ("Mul", "Div") and sum(follower is not None for follower, _ in root.next_functions) == 1:
+        root = _behind(root)
+    before = _behind(root)
+    return KINDS[kind] if _kind(root) == "Neg" and (kind := _kind(before)) in KINDS and _shape(before) == () else ""
+
+
+def _is_padded(node: Any) -> bool:
+    """Return whether a view is of what was put together or padded."""
+    for _ in range(4):
+        node = _behind(node)
+        if _kind(node) != "Slice":
+            break
+    return _kind(node) in ("Cat", "ConstantPadNd")
 
 
 def _is_square(tensor: torch.Tensor | None, axes: int) -> bool:

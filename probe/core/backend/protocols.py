@@ -562,7 +562,8 @@ class TrainingLoop(Protocol):
 
     def uses(self, root: Tensor, names: Mapping[int, str]) -> Mapping[str, Any]:
         """Return the :class:`probe.core.checks.parameter_use.ParameterUse` of each parameter, by name, in the graph of
-        a loss whose backward has not begun; empty if that cannot be seen. Takes some milliseconds.
+        a loss whose backward has not begun, with one under an empty name if other leaves get a gradient, too; empty if
+        that cannot be seen. Takes some milliseconds.
 
         Args:
             names: names of the parameters, by identity.
@@ -572,9 +573,13 @@ class TrainingLoop(Protocol):
         """Return the trainable parameters of modules that plain containers of a model hold, by identity, with the names
         that they would have if these were registered."""
 
-    def loss_graph(self, root: Tensor) -> Callable[[], Any] | None:
+    def loss_graph(self, root: Tensor, names: Mapping[int, str]) -> Callable[[], Any] | None:
         """Return a function that waits for the :class:`probe.core.checks.loss_calls.LossGraph` of a loss whose backward
-        has not begun; None if its graph cannot be seen. Takes some milliseconds."""
+        has not begun; None if its graph cannot be seen. Takes some milliseconds.
+
+        Args:
+            names: names of the parameters by identity.
+        """
 
     def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
         """Return the gradient that each parameter holds now. Where gradients are arguments and results: the one with

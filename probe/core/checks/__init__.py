@@ -17,12 +17,17 @@ from probe.core.checks.gradient_fades import GradientFades
 from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
+from probe.core.checks.gradients_discarded import GradientsDiscarded
 from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.loss_form import (
     CopiedLabels,
     DoubleSoftmax,
+    ExchangedAxes,
+    InvertedMask,
     LateLabels,
     LogarithmMissing,
+    MixedSamples,
+    NegatedLoss,
     PaddingLearnt,
     PairwiseLoss,
     ReadsAhead,
@@ -40,6 +45,7 @@ from probe.core.checks.rate_zero import RateZero
 from probe.core.checks.root_not_trained import RootNotTrained
 from probe.core.checks.scaled_update import ScaledUpdate
 from probe.core.checks.scaling_fails import ScalingFails
+from probe.core.checks.schedule_returns import ScheduleReturns
 from probe.core.checks.stale_gradient import StaleGradient
 from probe.core.checks.state_restarted import StateRestarted
 from probe.core.checks.tie_broken import TieBroken
@@ -60,6 +66,7 @@ CHECKS: dict[str, type[Check]] = {
     "parameters-replaced": ParametersReplaced,
     "stale-gradient": StaleGradient,
     "update-without-backward": UpdateWithoutBackward,
+    "gradients-discarded": GradientsDiscarded,
     "clip-before-unscale": ClipBeforeUnscale,
     "clip-after-update": ClipAfterUpdate,
     "clip-of-nothing": ClipOfNothing,
@@ -72,6 +79,7 @@ CHECKS: dict[str, type[Check]] = {
     "written-between-updates": WrittenBetweenUpdates,
     "root-not-trained": RootNotTrained,
     "rate-zero": RateZero,
+    "schedule-ahead": ScheduleReturns,
     "unfrozen-not-held": UnfrozenNotHeld,
     "state-restarted": StateRestarted,
     "gradient-gone": GradientGone,
@@ -92,6 +100,10 @@ CHECKS: dict[str, type[Check]] = {
     "unshifted-labels": CopiedLabels,
     "labels-shifted-twice": LateLabels,
     "padding-counted": PaddingLearnt,
+    "loss-negated": NegatedLoss,
+    "axes-exchanged": ExchangedAxes,
+    "samples-as-sequence": MixedSamples,
+    "mask-inverted": InvertedMask,
     "no-gradient": NoGradient,
     "not-held": NotHeld,
     "held-twice": HeldTwice,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Form = Literal["probabilities", "log-probabilities", "sigmoid", "numbers"]
@@ -11,6 +12,31 @@ returned, or any numbers."""
 Relation = Literal["next", "same", "second", "other"]
 """Relation of the labels of a loss to the tokens that the model got: the next token each, the same one, the one after
 the next, or none of these."""
+
+
+KEPT = 3
+"""Least size of an axis by which it is known again."""
+
+
+def exchanges(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Return whether a view from one shape to another takes an axis for another one: a view may split and merge axes,
+    and moves none. Axes that it can neither split nor merge alone are known again by their size; what two sizes may be
+    by chance, as those of ``(batch, heads * width)`` and ``(batch * heads, width)``, counts as split and merged."""
+    old, new = ([size for size in reversed(shape) if size > 1] for shape in (before, after))
+    if math.prod(old) != math.prod(new):
+        return False
+    first = True
+    while old and new:
+        ones, others = [old.pop()], [new.pop()]
+        while (one := math.prod(ones)) != (other := math.prod(others)):
+            (ones if one < other else others).append((old if one < other else new).pop())
+        pair = len(ones) == len(others) == 2
+        regular = others[0] % ones[0] == 0 or (pair and ones[0] % others[0] == 0)
+        kept = len(ones) > 1 < len(others) and any(size >= KEPT and size in others for size in ones)
+        if kept and not (regular and (first or pair)):
+            return True
+        first = False
+    return False
 
 
 class LossCall(NamedTuple):
@@ -41,6 +67,26 @@ class LossCall(NamedTuple):
     """Share of the labels that count, are the padding of the embedding and follow on another such label."""
 
 
+class Regrouped(NamedTuple):
+    """View or reshape that takes numbers of one axis for those of another."""
+
+    before: tuple[int, ...]
+    """Shape of what it gets."""
+    after: tuple[int, ...]
+    place: str
+    """Name of the parameter that is nearest before it; empty if none is."""
+
+
+class Crossing(NamedTuple):
+    """Layer that mixes the samples of a batch, as its sequence."""
+
+    samples: int
+    rows: int
+    """Sequences that it takes the batch for."""
+    place: str
+    """Name of the parameter that is nearest before it; empty if none is."""
+
+
 class LossGraph(NamedTuple):
     """Facts of the graph of a loss whose backward has not begun."""
 
@@ -50,3 +96,12 @@ class LossGraph(NamedTuple):
     which that is least; NaN if no layer shows it, or several sequences of tokens are read."""
     most_ahead: float = math.nan
     """The same of the layer in which it is greatest."""
+    regrouped: Regrouped | None = None
+    """The first view that exchanges axes, if any does."""
+    crossing: Crossing | None = None
+    """The first layer of attention or recurrence, if each takes the samples for a sequence."""
+    inverted: str | None = None
+    """Name of the parameter that is nearest before attention that reads only what is one and the same token, of several
+    in each sequence, and hides all others; None if none does."""
+    negated: str = ""
+    """Name of the loss whose negative is the root; empty if that is something else."""

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.loss_calls import LossCall, LossGraph
+from probe.core.checks.places import module_of
 from probe.core.language import Message, message
 
 GRAPHS = 2
@@ -33,6 +34,7 @@ class LossFault(NamedTuple):
 
     text: Message
     evidence: Mapping[str, float]
+    where: tuple[str, ...] = ()
 
 
 class LossForm(FactCheck):
@@ -81,7 +83,7 @@ class LossForm(FactCheck):
             self._number += 1
             if self._number == GRAPHS:
                 evidence = {name: value for name, value in fault.evidence.items() if isfinite(value)}
-                yield self.finding(facts, self._since, fault.text, evidence)
+                yield self.finding(facts, self._since, fault.text, evidence, fault.where)
 
 
 class DoubleSoftmax(LossForm):
@@ -288,3 +290,114 @@ class PaddingLearnt(OfTokens):
             return None
         text = message("{share:.0f} % of the labels are padding, and the loss counts them", share=100 * share)
         return LossFault(text, {"share": share, "labels": calls[0].rows})
+
+
+class OfShapes(LossForm):
+    """Base of the checks of what lies before the losses."""
+
+    absent = "no loss of the framework"
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:  # noqa: ARG003 - as of the base
+        """Return True: any loss has a model before it."""
+        return True
+
+    @classmethod
+    def found(cls, calls: Sequence[LossCall]) -> LossFault | None:  # noqa: ARG003 - as of the base
+        """Return None: losses alone show nothing."""
+        return None
+
+
+class ExchangedAxes(OfShapes):
+    """Report a view or reshape that takes one axis for another: heads are split or merged, or batch and time are
+    swapped, without a transpose. What was padded before, as for relative positions, is left out."""
+
+    name = "axes-exchanged"
+    title = "A view exchanges axes"
+    why = "Numbers of different positions or samples are mixed, and the model learns less than it could."
+    source = "https://github.com/hyunwoongko/transformer/issues/15"
+    remedy = "Transpose or permute the axes, and use view or reshape only to split one or to merge neighbours."
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if (view := graph.regrouped) is None:
+            return None
+        text = message(
+            "a view from {before} to {after} moves an axis: it takes numbers of one position for those of another",
+            before=str(view.before),
+            after=str(view.after),
+        )
+        return LossFault(text, {}, _module(view.place))
+
+
+class MixedSamples(OfShapes):
+    """Report a model each of whose layers of attention or recurrence takes the samples of the batch for a sequence, as
+    those without batch_first do with a batch that comes first."""
+
+    name = "samples-as-sequence"
+    title = "Samples as a sequence"
+    why = "Each prediction depends on the other samples of its batch, and not on its own sequence."
+    source = "https://github.com/IBM/TabFormer/pull/14"
+    remedy = "Pass batch_first=True to the layer, or transpose what it gets."
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if (crossing := graph.crossing) is None:
+            return None
+        text = message(
+            "the loss compares {samples} samples, and the layers take these for the steps of {rows} sequences",
+            samples=crossing.samples,
+            rows=crossing.rows,
+        )
+        return LossFault(text, {"samples": crossing.samples, "sequences": crossing.rows}, _module(crossing.place))
+
+
+class InvertedMask(OfShapes):
+    """Report attention that reads only one token, which stands in a sequence several times, and hides all others: its
+    mask has padding and text exchanged."""
+
+    name = "mask-inverted"
+    title = "Mask is inverted"
+    why = "The model sees the padding alone, and learns from what lies beside the attention."
+    source = "https://github.com/mlwithme/TransformerTranslation/issues/6"
+    remedy = "Look up whether True means hidden, as in key_padding_mask, or seen, as in attn_mask of the function."
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if graph.inverted is None:
+            return None
+        text = message("attention reads one token alone, several times in a sequence, and hides all others")
+        return LossFault(text, {}, _module(graph.inverted))
+
+
+class NegatedLoss(OfShapes):
+    """Report a backward whose root is the negative of a mean loss: the update raises it without a bound. A program with
+    several optimizers may play one part against another."""
+
+    name = "loss-negated"
+    title = "Loss has the wrong sign"
+    why = "The model learns to be wrong, and the loss falls without a bound."
+    source = "https://karpathy.github.io/2019/04/25/recipe/"
+    remedy = "Minimise the loss itself; losses of the framework are negative log likelihoods or distances already."
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        return super().judge(update) if update.facts.alone else iter(())
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if not graph.negated:
+            return None
+        text = message(
+            "the root of the backward is the negative of {function}, which training raises", function=graph.negated
+        )
+        return LossFault(text, {})
+
+
+def _module(parameter: str) -> tuple[str, ...]:
+    """Return the place of a parameter."""
+    return (module_of(parameter),) if parameter else ()

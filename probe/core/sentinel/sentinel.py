@@ -127,7 +127,10 @@ class Sentinel:
         """Note which gradients were cleared, and which the backward will find."""
         some = self._loop.held(memory.some)
         if memory.backwards and self._loop.keeps(memory.some) and memory.was_cleared(some):
+            is_lost = self._loop.versions(memory.some) == memory.values and all(gradient is None for gradient in some)
+            discarded = memory.discarded + len(memory.backwards) if is_lost else 0
             memory.clear()
+            memory.discarded = discarded
         marks = running.before[id(memory)] = GradientMarks(self._loop)
         marks.mark(some)
         if memory.again:
@@ -172,6 +175,7 @@ class Sentinel:
         if not reached and (not running.inputs or memory.identities.isdisjoint(running.inputs)):
             return
         memory.reached.mark(some)
+        memory.values = self._loop.versions(memory.some)
         if memory.again:
             memory.applied.mark(self._loop.held(memory.parameters))
         if len(memory.backwards) < MOST_BACKWARDS:
@@ -301,7 +305,9 @@ class Sentinel:
             seen=seen,
             shown=not self._loop.keeps_elsewhere(optimizer),
             clipped_nothing=self._clipped_nothing,
+            discarded=memory.discarded if memory.applies_latest(self._loop.held(memory.some)) else 0,
             hidden=self.roots.survey.hidden,
+            inputs_learn=self.roots.survey.strangers,
             loss_graph=self.roots.survey.graph,
         )
 
