@@ -282,6 +282,11 @@ def origins(values: Sequence[Any]) -> list[int]:
     ]
 
 
+def on_epoch(began: Callable[[object, int], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
+    """Listen to nothing: datasets draw another order in each epoch themselves."""
+    return lambda: None
+
+
 def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
     """Listen to nothing: what ``Cell.recompute`` runs again is part of the graph."""
     return lambda: None

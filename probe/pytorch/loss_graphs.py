@@ -8,6 +8,7 @@ runs, and what has hooks is not unpacked (:mod:`probe.pytorch.saved_tensors`).
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import FunctionCtx
+from torch.utils.data import SequentialSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from probe.core.checks.loss_calls import Crossing, Form, LossCall, LossGraph, Regrouped, Relation, exchanges
 from probe.pytorch import operation_kinds, tensors
@@ -44,6 +47,8 @@ VIEWS = frozenset({"View", "UnsafeView", "ReshapeAlias"})
 """Kinds of nodes that give numbers another shape, in their order."""
 RECURRENT = frozenset({"MkldnnRnnLayer", "CudnnRnn"})
 """Kinds of nodes that are a whole layer of recurrence; what they get has the steps first (torch 2.13)."""
+MANY = 8
+"""Labels of a batch that are not one class by chance."""
 LARGE = 1 << 24
 """Number above all tokens that float32 holds exactly."""
 HIDDEN = -1e4
@@ -64,6 +69,8 @@ class _Pair(NamedTuple):
 class _Loss(NamedTuple):
     call: LossCall
     pairs: Sequence[_Pair]
+    ends: Sequence[int] = ()
+    """Least and greatest label, as positions among those that are waited for."""
 
 
 class _Mask(NamedTuple):
@@ -116,6 +123,16 @@ def loss_graph(root: torch.Tensor, names: Mapping[int, str]) -> Callable[[], Los
     with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
         nodes = _nodes(root)
         return None if not nodes else functools.cache(_Survey(nodes, names).send())
+
+
+def in_order() -> bool:
+    """Return whether all loaders that are iterated now read their samples in their order."""
+    samplers = [
+        getattr(thing._index_sampler, "sampler", thing._index_sampler)
+        for thing in gc.get_objects()
+        if issubclass(type(thing), _BaseDataLoaderIter) and hasattr(thing, "_index_sampler")
+    ]
+    return bool(samplers) and all(type(sampler) is SequentialSampler for sampler in samplers)
 
 
 def _nodes(root: torch.Tensor) -> list[Any]:
@@ -174,7 +191,7 @@ class _Survey:
             inverted = [place for mask, place in masks if mask.hides_all_but_one([numbers[n] for n in mask])]
             of_losses = tuple(_related(loss, numbers) for loss in losses)
             first = next(iter(inverted), None)
-            return LossGraph(of_losses, min(weights), max(weights), *shapes, first, negated)
+            return LossGraph(of_losses, min(weights), max(weights), *shapes, first, negated, in_order)
 
         return read
 
@@ -215,7 +232,11 @@ class _Survey:
                 function, form = "cross_entropy", _form(before)
         ignored = labels == _signed(node._saved_ignore_index)
         pairs = [pair for lookup in self._lookups for pair in self._pairs(labels, ignored, *lookup[:2])]
-        return _Loss(_call(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0])), pairs)
+        ends = (
+            [self._numbers.add(end) for end in labels.aminmax()] if labels.numel() >= MANY and labels.dim() == 1 else []
+        )
+        call = _call(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0]))
+        return _Loss(call, pairs, ends)
 
     def _pairs(
         self, labels: torch.Tensor, ignored: torch.Tensor, tokens: torch.Tensor, padding: int
@@ -335,6 +356,10 @@ def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
     """Return a loss with the relation of its labels to the tokens: of those that hold by chance, too, the one that is
     meant."""
     relations: dict[Relation, float] = {}
+    call = loss.call
+    if loss.ends:
+        least, most = (numbers[end] for end in loss.ends)
+        call = call._replace(spread=most - least)
     for pair in loss.pairs:
         labels = numbers[pair.labels]
         same, following, second = (numbers[missed] for missed in pair.missed)
@@ -349,8 +374,8 @@ def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
     order: tuple[Relation, ...] = ("next", "other", "same", "second")
     for relation in order:
         if relation in relations:
-            return loss.call._replace(relation=relation, padded=relations[relation])
-    return loss.call
+            return call._replace(relation=relation, padded=relations[relation])
+    return call
 
 
 def _call(function: str, form: Form, rows: int, classes: int = 0) -> LossCall:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.utils import checkpoint
+from torch.utils.data.distributed import DistributedSampler
 
 from probe.core.backend import fused_reduce
 from probe.core.backend.fused_reduce import FixedArrays
@@ -233,6 +234,38 @@ def _look_at_inputs(cut: Callable[[], None], args: tuple[Any, ...]) -> None:
     with torch._C.DisableTorchFunction():
         if not any(value.requires_grad for value in args if issubclass(type(value), torch.Tensor)):
             cut()
+
+
+def on_epoch(began: Callable[[object, int], None], faults: FaultCounter) -> Remove:
+    """Call ``began`` as a loader begins an epoch in which a sampler draws the samples of this rank by the number of the
+    epoch, with the sampler and that number."""
+    return _epochs.listen(_Epochs(began, faults))
+
+
+class _Epochs:
+    """Listener to the beginnings of epochs."""
+
+    def __init__(self, began: Callable[[object, int], None], faults: FaultCounter) -> None:
+        self.began, self.faults = began, faults
+
+
+def _sample() -> Iterator[Undo]:
+    original = DistributedSampler.__iter__
+    yield replace(DistributedSampler, "__iter__", functools.wraps(original)(_around_samples(original)))
+
+
+_epochs: Shared[_Epochs] = Shared(_sample, weak=True)
+
+
+def _around_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def samples(sampler: Any) -> Any:
+        if torch.is_grad_enabled() and sampler.shuffle:
+            for listener in _epochs:
+                attempt(listener.faults, "epoch", listener.began, sampler, int(sampler.epoch))
+        return original(sampler)
+
+    return samples
 
 
 def held(parameters: Sequence[Any]) -> list[torch.Tensor | None]:

@@ -545,6 +545,10 @@ class TrainingLoop(Protocol):
         norm, a tensor where only a device knows it and NaN where nothing does, and with a function from the norm to
         the factor by which gradients are then multiplied."""
 
+    def on_epoch(self, began: Callable[[object, int], None], faults: FaultCounter) -> Remove:
+        """Call ``began`` as a sampler begins an epoch whose order it draws by the number of the epoch, with the sampler
+        and that number."""
+
     def on_cut(self, cut: Callable[[], None], faults: FaultCounter) -> Remove:
         """Call ``cut`` whenever, in training, activations are checkpointed so that no backward will reach what lies in
         between."""

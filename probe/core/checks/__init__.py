@@ -28,6 +28,7 @@ from probe.core.checks.loss_form import (
     LogarithmMissing,
     MixedSamples,
     NegatedLoss,
+    OneClass,
     PaddingLearnt,
     PairwiseLoss,
     ReadsAhead,
@@ -39,6 +40,7 @@ from probe.core.checks.not_held import NotHeld
 from probe.core.checks.not_registered import NotRegistered
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
+from probe.core.checks.order_repeated import OrderRepeated
 from probe.core.checks.parameter_stuck import ParameterStuck
 from probe.core.checks.parameters_replaced import ParametersReplaced
 from probe.core.checks.rate_zero import RateZero
@@ -101,6 +103,8 @@ CHECKS: dict[str, type[Check]] = {
     "labels-shifted-twice": LateLabels,
     "padding-counted": PaddingLearnt,
     "loss-negated": NegatedLoss,
+    "same-order": OrderRepeated,
+    "one-class-batches": OneClass,
     "axes-exchanged": ExchangedAxes,
     "samples-as-sequence": MixedSamples,
     "mask-inverted": InvertedMask,

@@ -42,7 +42,7 @@ class GradientGone(ChangeCheck):
     be zero: a hinge loss may be satisfied.
 
     Modules whose gradients were exactly zero in all of the first updates are reported, too, if they are much of the
-    model: a step such as rounding has no slope.
+    model, and its beginning: a step such as rounding has no slope. Others may wait for a part of the loss.
     """
 
     name = "gradient-gone"
@@ -187,7 +187,8 @@ class GradientGone(ChangeCheck):
         there = self._any(facts.gradients.there)
         never = gone & there & (self._lived == 0) & (self._missing == LATE) & ~self._expert & ~self._auxiliary
         elements = np.bincount(self._module, facts.sizes or None, minlength=len(self._since)) * there
-        if self._updates != LATE or elements[never].sum() < MUCH * elements.sum():
+        is_trunk = self._updates == LATE and never[np.flatnonzero(there)[0]]
+        if not is_trunk or elements[never].sum() < MUCH * elements.sum():
             return
         names = [name for name, is_zero in zip(facts.names, never[self._module], strict=True) if is_zero]
         where = ancestors(names, facts.names)

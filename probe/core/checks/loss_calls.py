@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 Form = Literal["probabilities", "log-probabilities", "sigmoid", "numbers"]
@@ -63,6 +63,8 @@ class LossCall(NamedTuple):
     """Digest of the labels."""
     broadcast: bool = False
     """True if scores and labels have other shapes, and are compared in more pairs than either has numbers."""
+    spread: float = math.nan
+    """Greatest label less the least; NaN if labels are ignored, or few."""
     padded: float = 0.0
     """Share of the labels that count, are the padding of the embedding and follow on another such label."""
 
@@ -105,3 +107,5 @@ class LossGraph(NamedTuple):
     in each sequence, and hides all others; None if none does."""
     negated: str = ""
     """Name of the loss whose negative is the root; empty if that is something else."""
+    in_order: Callable[[], bool] = bool
+    """Function that returns whether the loader whose batches are taken now reads its samples in their order."""

@@ -12,8 +12,6 @@ from probe.core.checks.loss_calls import LossCall, LossGraph
 from probe.core.checks.places import module_of
 from probe.core.language import Message, message
 
-GRAPHS = 2
-"""Graphs that must show a fault: batches of one pattern may do so by chance."""
 APPLIES = (
     ("cross_entropy", "probabilities", "softmax"),
     ("binary_cross_entropy_with_logits", "sigmoid", "sigmoid"),
@@ -25,6 +23,8 @@ WRONG = {"nll_loss": ("probabilities", "numbers", "sigmoid"), "kl_div": ("probab
 """Loss functions, each with the forms of scores that it must not get."""
 PADDED = 0.01
 """Share of labels that are padding behind padding, above which padding is learnt: an end of a text is one token."""
+CLASSES = 4
+"""Classes at least of which no one fills several batches by being frequent."""
 READ = 1e-6
 """Least weight of attention that is no rounding."""
 
@@ -44,6 +44,8 @@ class LossForm(FactCheck):
     lacks = "no graph of a loss was seen"
     absent: ClassVar[str]
     """Reason for which a program has nothing of the kind, as a clause."""
+    graphs: ClassVar[int] = 2
+    """Graphs that must show a fault: batches of one pattern may do so by chance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class LossForm(FactCheck):
         if fault is not None:
             self._since = self._since if self._number else facts.step
             self._number += 1
-            if self._number == GRAPHS:
+            if self._number == self.graphs:
                 evidence = {name: value for name, value in fault.evidence.items() if isfinite(value)}
                 yield self.finding(facts, self._since, fault.text, evidence, fault.where)
 
@@ -373,12 +375,34 @@ class InvertedMask(OfShapes):
         return LossFault(text, {}, _module(graph.inverted))
 
 
+class OneClass(OfShapes):
+    """Report that all labels of each of the first batches are of one class, and their loader does not shuffle: the
+    samples are sorted. Losses with one class by intention, such as contrastive ones, have loaders that shuffle."""
+
+    name = "one-class-batches"
+    title = "Batches of one class"
+    why = "Each update unlearns the classes of the updates before it."
+    source = "https://datascience.stackexchange.com/questions/76951"
+    remedy = "Pass shuffle=True to the loader of the training data, or shuffle the samples once."
+    absent = "no loss over classes with labels enough"
+    graphs = 4
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        calls = [call for call in graph.losses if call.classes >= CLASSES and isfinite(call.spread)]
+        if not calls or any(call.spread for call in calls) or not graph.in_order():
+            return None
+        text = message("each batch has labels of one class alone, and the loader does not shuffle")
+        return LossFault(text, {"labels": calls[0].rows, "classes": calls[0].classes})
+
+
 class NegatedLoss(OfShapes):
     """Report a backward whose root is the negative of a mean loss: the update raises it without a bound. A program with
     several optimizers may play one part against another."""
 
     name = "loss-negated"
-    title = "Loss has the wrong sign"
+    title = "Loss is raised"
     why = "The model learns to be wrong, and the loss falls without a bound."
     source = "https://karpathy.github.io/2019/04/25/recipe/"
     remedy = "Minimise the loss itself; losses of the framework are negative log likelihoods or distances already."

@@ -170,3 +170,5 @@ class UpdateFacts(NamedTuple):
     what the latest has left, and nothing has written the parameters in between."""
     inputs_learn: bool = False
     """True if a loss gave a gradient to something that is no known parameter, as adversarial inputs get one."""
+    order_repeated: bool = False
+    """True if a sampler has begun an epoch with the number, and so the order, of the one before."""
