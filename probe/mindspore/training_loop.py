@@ -390,6 +390,11 @@ def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(parameter.dtype) for parameter in parameters)
 
 
+def normalises(optimizer: Any) -> bool:  # noqa: ARG001
+    """Return False: what depends on it is not seen."""
+    return False
+
+
 def requires(parameters: Iterable[Any]) -> list[bool]:
     """Return which parameters require a gradient."""
     return [bool(parameter.requires_grad) for parameter in parameters]

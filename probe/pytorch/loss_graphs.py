@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +71,8 @@ class _Loss(NamedTuple):
     call: LossCall
     pairs: Sequence[_Pair]
     ends: Sequence[int] = ()
-    """Least and greatest label, as positions among those that are waited for."""
+    """Least and greatest label, and how often a label is less than the one before, as positions among those that are
+    waited for."""
 
 
 class _Mask(NamedTuple):
@@ -163,6 +165,7 @@ class _Survey:
 
     def __init__(self, nodes: Sequence[Any], names: Mapping[int, str]) -> None:
         self._numbers, self._names = _Numbers(), names
+        self._in_order: Callable[[], bool] = in_order
         self._samples = set[int]()
         """Numbers of samples that losses compare, one label or row of numbers each."""
         kinds = [(_kind(node), node) for node in nodes]
@@ -176,13 +179,13 @@ class _Survey:
         self._ahead = [*self._reading(kinds)]
         self._regrouped = next(self._regrouping(kinds), None)
         self._crossing = self._crossed(kinds)
-        self._negated = _negated(nodes[0])
+        self._root = _negated(nodes[0]), self._in_order, _is_mean(nodes[0])
         self._masks = [*self._masked(kinds)][:MOST_LAYERS]
 
     def send(self) -> Callable[[], LossGraph]:
         """Start the copy of the numbers; return a function that waits for the facts."""
         wait, losses, lookups, ahead = self._numbers.send(), self._losses, self._lookups, self._ahead
-        masks, shapes, negated = self._masks, (self._regrouped, self._crossing), self._negated
+        masks, shapes, of_root = self._masks, (self._regrouped, self._crossing), self._root
 
         def read() -> LossGraph:
             numbers = wait()
@@ -191,7 +194,7 @@ class _Survey:
             inverted = [place for mask, place in masks if mask.hides_all_but_one([numbers[n] for n in mask])]
             of_losses = tuple(_related(loss, numbers) for loss in losses)
             first = next(iter(inverted), None)
-            return LossGraph(of_losses, min(weights), max(weights), *shapes, first, negated, in_order)
+            return LossGraph(of_losses, min(weights), max(weights), *shapes, first, *of_root)
 
         return read
 
@@ -232,11 +235,13 @@ class _Survey:
                 function, form = "cross_entropy", _form(before)
         ignored = labels == _signed(node._saved_ignore_index)
         pairs = [pair for lookup in self._lookups for pair in self._pairs(labels, ignored, *lookup[:2])]
-        ends = (
-            [self._numbers.add(end) for end in labels.aminmax()] if labels.numel() >= MANY and labels.dim() == 1 else []
-        )
+        is_flat = labels.dim() == 1 and labels.numel() >= MANY
+        ends = [*labels.aminmax(), (labels[1:] < labels[:-1]).sum()] if is_flat else []
+        if ends and labels.is_cpu and self._in_order is in_order:  # the loader may be gone when the numbers are judged
+            sorted_class = not ends[2] and ends[1] - ends[0] <= 1
+            self._in_order = partial(bool, sorted_class and in_order())
         call = _call(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0]))
-        return _Loss(call, pairs, ends)
+        return _Loss(call, pairs, [*map(self._numbers.add, ends)])
 
     def _pairs(
         self, labels: torch.Tensor, ignored: torch.Tensor, tokens: torch.Tensor, padding: int
@@ -289,10 +294,12 @@ class _Survey:
     def _regrouping(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[Regrouped]:
         """Yield the views that exchange axes. A shift by a view of what was padded by one, as relative positions are
         made, is meant."""
+        of_scores = {node.next_functions[0][0] for kind, node in kinds if kind == "LogSoftmax"}
         for kind, node in kinds:
             if kind in VIEWS and (follower := node.next_functions[0])[0] is not None:
                 before, after = _shape(*follower), _shape(node)
-                if exchanges(before, after) and not _is_padded(node):
+                swapped = node in of_scores and before[-2:] == after[:-3:-1] and before[:-1] != after[:-1]
+                if (swapped or exchanges(before, after)) and not _is_padded(node):
                     yield Regrouped(before, after, self._place(node))
 
     def _crossed(self, kinds: Sequence[tuple[str, Any]]) -> Crossing | None:
@@ -358,8 +365,8 @@ def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
     relations: dict[Relation, float] = {}
     call = loss.call
     if loss.ends:
-        least, most = (numbers[end] for end in loss.ends)
-        call = call._replace(spread=most - least)
+        least, most, falls = (numbers[end] for end in loss.ends)
+        call = call._replace(spread=math.inf if falls else most - least)
     for pair in loss.pairs:
         labels = numbers[pair.labels]
         same, following, second = (numbers[missed] for missed in pair.missed)
@@ -432,6 +439,13 @@ def _negated(root: Any) -> str:
         root = _behind(root)
     before = _behind(root)
     return KINDS[kind] if _kind(root) == "Neg" and (kind := _kind(before)) in KINDS and _shape(before) == () else ""
+
+
+def _is_mean(root: Any) -> bool:
+    """Return whether a root is the mean of a loss over classes."""
+    while _kind(root) in KEEPS:
+        root = _behind(root)
+    return _kind(root).startswith("NllLoss") and root._saved_reduction == 1
 
 
 def _is_padded(node: Any) -> bool:

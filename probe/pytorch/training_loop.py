@@ -45,6 +45,8 @@ _CLIP = (clip_grad, "_clip_grads_with_norm_"), (utils, "clip_grads_with_norm_")
 
 CONTAINERS, REGISTERS = (list, tuple, dict), ("_parameters", "_modules", "_buffers")
 """Kinds of containers that register nothing, and the names of those in which a module registers what it has."""
+NORMALISING = "betas", "alpha", "rho", "beta2_decay"
+"""Options of optimizers whose updates do not depend on the size of the gradient."""
 LOCAL_SGD = "PostLocalSGDState"
 """Class of ``torch.distributed`` for the state of a hook with which ranks train apart (torch 2.13)."""
 _level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -413,6 +415,11 @@ def groups(optimizer: Any) -> tuple[int, ...]:
     """Return the position of each parameter's group, in the order of the groups."""
     numbered = enumerate(getattr(optimizer, "param_groups", ()))
     return tuple(number for number, group in numbered for _ in group["params"])
+
+
+def normalises(optimizer: Any) -> bool:
+    """Return whether the size of an update does not depend on that of the gradients: those of Adam and its like."""
+    return any(name in group for group in getattr(optimizer, "param_groups", ()) for name in NORMALISING)
 
 
 def requires(parameters: Iterable[Any]) -> list[bool]:

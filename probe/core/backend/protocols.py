@@ -634,6 +634,9 @@ class TrainingLoop(Protocol):
         """Return the position of each parameter's group among those of :meth:`rates`, in the order of the parameters;
         empty if it is not known."""
 
+    def normalises(self, optimizer: Optimizer) -> bool:
+        """Return whether the size of an update does not depend on that of the gradients, as far as is known."""
+
     def requires(self, parameters: Sequence[Parameter]) -> Sequence[bool]:
         """Return which parameters require a gradient."""
 

@@ -52,6 +52,7 @@ from probe.core.checks.stale_gradient import StaleGradient
 from probe.core.checks.state_restarted import StateRestarted
 from probe.core.checks.tie_broken import TieBroken
 from probe.core.checks.turning_unstable import TurningUnstable
+from probe.core.checks.undivided_accumulation import AddedMeans
 from probe.core.checks.unfrozen_not_held import UnfrozenNotHeld
 from probe.core.checks.unreduced_accumulation import UnreducedAccumulation
 from probe.core.checks.update_without_backward import UpdateWithoutBackward
@@ -69,6 +70,7 @@ CHECKS: dict[str, type[Check]] = {
     "stale-gradient": StaleGradient,
     "update-without-backward": UpdateWithoutBackward,
     "gradients-discarded": GradientsDiscarded,
+    "undivided-accumulation": AddedMeans,
     "clip-before-unscale": ClipBeforeUnscale,
     "clip-after-update": ClipAfterUpdate,
     "clip-of-nothing": ClipOfNothing,

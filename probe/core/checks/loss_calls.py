@@ -64,7 +64,7 @@ class LossCall(NamedTuple):
     broadcast: bool = False
     """True if scores and labels have other shapes, and are compared in more pairs than either has numbers."""
     spread: float = math.nan
-    """Greatest label less the least; NaN if labels are ignored, or few."""
+    """Greatest label less the least; Inf if they are not sorted, NaN if that is not known, or there are few."""
     padded: float = 0.0
     """Share of the labels that count, are the padding of the embedding and follow on another such label."""
 
@@ -109,3 +109,5 @@ class LossGraph(NamedTuple):
     """Name of the loss whose negative is the root; empty if that is something else."""
     in_order: Callable[[], bool] = bool
     """Function that returns whether the loader whose batches are taken now reads its samples in their order."""
+    is_mean: bool = False
+    """True if the root is the mean of a loss over classes, as it is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from typing import ClassVar, NamedTuple
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
@@ -376,8 +376,9 @@ class InvertedMask(OfShapes):
 
 
 class OneClass(OfShapes):
-    """Report that all labels of each of the first batches are of one class, and their loader does not shuffle: the
-    samples are sorted. Losses with one class by intention, such as contrastive ones, have loaders that shuffle."""
+    """Report that the labels of each of the first batches are sorted and of one class, or of two neighbours, and that
+    their loader does not shuffle. Losses with one class by intention, such as contrastive ones, have loaders that do.
+    """
 
     name = "one-class-batches"
     title = "Batches of one class"
@@ -390,10 +391,10 @@ class OneClass(OfShapes):
     @classmethod
     def in_graph(cls, graph: LossGraph) -> LossFault | None:
         """Return the fault of a graph; None if there is none."""
-        calls = [call for call in graph.losses if call.classes >= CLASSES and isfinite(call.spread)]
-        if not calls or any(call.spread for call in calls) or not graph.in_order():
+        calls = [call for call in graph.losses if call.classes >= CLASSES and not isnan(call.spread)]
+        if not calls or any(call.spread > 1 for call in calls) or not graph.in_order():
             return None
-        text = message("each batch has labels of one class alone, and the loader does not shuffle")
+        text = message("each batch has labels of one class or two neighbours, sorted, and the loader does not shuffle")
         return LossFault(text, {"labels": calls[0].rows, "classes": calls[0].classes})
 
 

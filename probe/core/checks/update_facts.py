@@ -172,3 +172,5 @@ class UpdateFacts(NamedTuple):
     """True if a loss gave a gradient to something that is no known parameter, as adversarial inputs get one."""
     order_repeated: bool = False
     """True if a sampler has begun an epoch with the number, and so the order, of the one before."""
+    normalises: bool = False
+    """True if the size of the update does not depend on that of the gradients: Adam and its like."""

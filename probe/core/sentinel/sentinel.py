@@ -321,6 +321,7 @@ class Sentinel:
             clipped_nothing=self._clipped_nothing,
             discarded=memory.discarded if memory.applies_latest(self._loop.held(memory.some)) else 0,
             hidden=self.roots.survey.hidden,
+            normalises=self._loop.normalises(optimizer),
             order_repeated=self._order_repeated,
             inputs_learn=self.roots.survey.strangers,
             loss_graph=self.roots.survey.graph,
