@@ -11,6 +11,7 @@ import functools
 import gc
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -52,6 +53,8 @@ MANY = 8
 """Labels of a batch that are not one class by chance."""
 LARGE = 1 << 24
 """Number above all tokens that float32 holds exactly."""
+CAUSAL = 1e-6
+"""Least weight of attention that is no rounding."""
 HIDDEN = -1e4
 """Number of a mask that is added to scores, from which downwards it hides a position."""
 PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
@@ -180,21 +183,26 @@ class _Survey:
         self._regrouped = next(self._regrouping(kinds), None)
         self._crossing = self._crossed(kinds)
         self._root = _negated(nodes[0]), self._in_order, _is_mean(nodes[0])
+        self._foreign = _foreign(nodes, names)
         self._masks = [*self._masked(kinds)][:MOST_LAYERS]
 
     def send(self) -> Callable[[], LossGraph]:
         """Start the copy of the numbers; return a function that waits for the facts."""
         wait, losses, lookups, ahead = self._numbers.send(), self._losses, self._lookups, self._ahead
         masks, shapes, of_root = self._masks, (self._regrouped, self._crossing), self._root
+        foreign = self._foreign
 
         def read() -> LossGraph:
             numbers = wait()
             several = sum(numbers[jumps] > 0 for _, _, jumps in lookups) > 1
-            weights = [math.nan] if several or not ahead else [w if n < 0 else numbers[n] for n, w in ahead]
+            read_ahead = [w if n < 0 else numbers[n] for n, w in ahead]
+            weights = [math.nan] if several or not ahead else read_ahead
+            any_causal = any(weight <= CAUSAL for weight in read_ahead)
             inverted = [place for mask, place in masks if mask.hides_all_but_one([numbers[n] for n in mask])]
             of_losses = tuple(_related(loss, numbers) for loss in losses)
             first = next(iter(inverted), None)
-            return LossGraph(of_losses, min(weights), max(weights), *shapes, first, *of_root)
+            known = (*shapes, first, *of_root, any_causal, foreign)
+            return LossGraph(of_losses, min(weights), max(weights), *known)
 
         return read
 
@@ -448,6 +456,14 @@ def _is_mean(root: Any) -> bool:
     return _kind(root).startswith("NllLoss") and root._saved_reduction == 1
 
 
+def _foreign(nodes: Sequence[Any], names: Mapping[int, str]) -> tuple[Callable[[], object], ...]:
+    """Return references to the parameters that have no name, of a graph that has others, too."""
+    leaves = [leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None]
+    known = any(id(leaf) in names for leaf in leaves)
+    unknown = (leaf for leaf in leaves if known and id(leaf) not in names and isinstance(leaf, torch.nn.Parameter))
+    return tuple(map(weakref.ref, unknown))
+
+
 def _is_padded(node: Any) -> bool:
     """Return whether a view is of what was put together or padded."""
     for _ in range(4):
@@ -470,6 +486,8 @@ def _form(node: Any) -> Form:
         return "probabilities"
     if kind == "Sigmoid":
         return "sigmoid"
+    if kind == "Relu":
+        return "rectified"
     return "numbers" if kind in PRODUCTS else "log-probabilities"
 
 

@@ -310,6 +310,47 @@ def epochs_of_one_order(faulty: bool) -> Program:
     return classifier(), lambda model, optimizer: epochs(model, optimizer, told=not faulty)
 
 
+@program("rectified-scores")
+def rectifier_before_cross_entropy(faulty: bool) -> Program:
+    model = classifier(*[nn.ReLU()] * faulty)
+    return model, updates(lambda model: F.cross_entropy(model(torch.randn(6, 8)), torch.randint(0, 4, (6,))))
+
+
+@program("made-in-forward")
+def layer_is_made_in_forward(faulty: bool) -> Program:
+    model, kept = classifier(), nn.Linear(WIDTH, WIDTH)
+    model.kept = None if faulty else kept
+
+    def loss(model: Any) -> Any:
+        layer = nn.Linear(WIDTH, WIDTH) if faulty else kept
+        return model[2](layer(model[0](torch.randn(6, 8))).tanh()).pow(2).mean()
+
+    return model, updates(loss)
+
+
+class EncoderDecoder(nn.Module):  # type: ignore[misc]
+    """Two sequences of tokens, of which the second is read causally."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
+        self.net = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, source: Any, target: Any) -> Any:
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        return self.out(self.net(self.embed(source), self.embed(target), tgt_mask=mask))
+
+
+@program("unshifted-labels")
+def decoder_gets_its_labels(faulty: bool) -> Program:
+    def loss(model: Any) -> Any:
+        source, ids = tokens(), tokens()
+        scores = model(source, ids[:, 1:] if faulty else ids[:, :-1])
+        return F.cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten())
+
+    return EncoderDecoder(), updates(loss)
+
+
 @program("broadcast-loss")
 def column_less_row(faulty: bool) -> Program:
     def loss(model: Any) -> Any:

@@ -26,12 +26,14 @@ from probe.core.checks.loss_form import (
     InvertedMask,
     LateLabels,
     LogarithmMissing,
+    MadeInForward,
     MixedSamples,
     NegatedLoss,
     OneClass,
     PaddingLearnt,
     PairwiseLoss,
     ReadsAhead,
+    RectifiedScores,
 )
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
@@ -105,6 +107,8 @@ CHECKS: dict[str, type[Check]] = {
     "labels-shifted-twice": LateLabels,
     "padding-counted": PaddingLearnt,
     "loss-negated": NegatedLoss,
+    "rectified-scores": RectifiedScores,
+    "made-in-forward": MadeInForward,
     "same-order": OrderRepeated,
     "one-class-batches": OneClass,
     "axes-exchanged": ExchangedAxes,

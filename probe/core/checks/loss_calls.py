@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-Form = Literal["probabilities", "log-probabilities", "sigmoid", "numbers"]
+Form = Literal["probabilities", "log-probabilities", "sigmoid", "rectified", "numbers"]
 """Form of the scores that a loss gets: rows that are not negative and sum to 1, their logarithms, what a sigmoid has
 returned, or any numbers."""
 Relation = Literal["next", "same", "second", "other"]
@@ -63,8 +63,8 @@ class LossCall(NamedTuple):
     """Digest of the labels."""
     broadcast: bool = False
     """True if scores and labels have other shapes, and are compared in more pairs than either has numbers."""
-    spread: float = math.nan
-    """Greatest label less the least; Inf if they are not sorted, NaN if that is not known, or there are few."""
+    spread: float = math.inf
+    """Greatest label less the least of labels that are sorted; Inf of others, of few, and if they are not known."""
     padded: float = 0.0
     """Share of the labels that count, are the padding of the embedding and follow on another such label."""
 
@@ -111,3 +111,7 @@ class LossGraph(NamedTuple):
     """Function that returns whether the loader whose batches are taken now reads its samples in their order."""
     is_mean: bool = False
     """True if the root is the mean of a loss over classes, as it is."""
+    any_causal: bool = False
+    """True if the attention of a layer reads no next position, also where several sequences of tokens are read."""
+    foreign: tuple[Callable[[], object], ...] = ()
+    """Functions that return the parameters, as long as they exist, that no watched model and no optimizer has."""

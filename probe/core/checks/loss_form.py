@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite, isnan
 from typing import ClassVar, NamedTuple
 
@@ -222,7 +222,7 @@ class CopiedLabels(OfTokens):
     @classmethod
     def of_all(cls, calls: Sequence[LossCall], graph: LossGraph) -> LossFault | None:
         """Return the fault of causal attention; None of any other."""
-        if not graph.most_ahead <= READ:
+        if not (graph.most_ahead <= READ or (isnan(graph.most_ahead) and graph.any_causal)):
             return None
         text = message("the labels of the loss are the tokens that the model gets at the same positions")
         return LossFault(text, {"calls": len(calls)})
@@ -391,11 +391,70 @@ class OneClass(OfShapes):
     @classmethod
     def in_graph(cls, graph: LossGraph) -> LossFault | None:
         """Return the fault of a graph; None if there is none."""
-        calls = [call for call in graph.losses if call.classes >= CLASSES and not isnan(call.spread)]
+        calls = [call for call in graph.losses if call.classes >= CLASSES]
         if not calls or any(call.spread > 1 for call in calls) or not graph.in_order():
             return None
         text = message("each batch has labels of one class or two neighbours, sorted, and the loader does not shuffle")
         return LossFault(text, {"labels": calls[0].rows, "classes": calls[0].classes})
+
+
+class RectifiedScores(LossForm):
+    """Report a loss over classes that gets what a rectifier has returned: scores below zero, by which classes are
+    excluded, are cut off with their gradient."""
+
+    name = "rectified-scores"
+    title = "Scores are rectified"
+    why = "Classes are learnt late or never: a unit that is off for all samples has no gradient."
+    source = "https://doi.org/10.1145/3510003.3510099"
+    remedy = "Leave out the rectifier behind the last layer."
+    absent = "no loss that applies a softmax or sigmoid"
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:
+        """Return whether a function applies a softmax or sigmoid to scores of any sign."""
+        return call.function in ("cross_entropy", "binary_cross_entropy_with_logits")
+
+    @classmethod
+    def found(cls, calls: Sequence[LossCall]) -> LossFault | None:
+        """Return the fault of some losses; None if there is none."""
+        if any(call.form != "rectified" for call in calls):
+            return None
+        text = message(
+            "{function} gets what a rectifier has returned: no score is below zero", function=calls[0].function
+        )
+        return LossFault(text, {"calls": len(calls)})
+
+
+class MadeInForward(OfShapes):
+    """Report parameters that the loss uses, that no model and no optimizer has, and that are others in each graph: a
+    layer is made anew in each forward."""
+
+    name = "made-in-forward"
+    title = "Layer made in forward"
+    why = "The layer is random in each step, and never trained or saved."
+    source = "https://docs.pytorch.org/docs/stable/notes/modules.html"
+    remedy = "Make the layer in __init__, and only call it in forward."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[Callable[[], object], ...] = ()
+        """Such parameters of the graph before."""
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        if facts.loss_graph is None or facts.loss_graph is self._graph:
+            return
+        self._graph, before, self._last = facts.loss_graph, self._last, facts.loss_graph().foreign
+        self.judged = True
+        if before and self._last and all(refers() is None for refers in before):
+            self._since, self._number = self._since if self._number else facts.step, self._number + 1
+            if self._number == self.graphs:
+                text = message(
+                    "{number} parameters that the loss uses are made anew for each forward, and no optimizer has them",
+                    number=len(self._last),
+                )
+                yield self.finding(facts, self._since, text, {"parameters": len(self._last)})
 
 
 class NegatedLoss(OfShapes):
