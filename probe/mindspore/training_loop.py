@@ -390,6 +390,11 @@ def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(parameter.dtype) for parameter in parameters)
 
 
+def resting(models: Iterable[Any]) -> tuple[str, ...]:  # noqa: ARG001
+    """Return nothing: parts are not looked at."""
+    return ()
+
+
 def normalises(optimizer: Any) -> bool:  # noqa: ARG001
     """Return False: what depends on it is not seen."""
     return False

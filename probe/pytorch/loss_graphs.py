@@ -22,7 +22,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils.data import SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from probe.core.checks.loss_calls import Crossing, Form, LossCall, LossGraph, Regrouped, Relation, exchanges
+from probe.core.checks.loss_calls import READ, Crossing, Form, LossCall, LossGraph, Regrouped, Relation, exchanges
 from probe.pytorch import operation_kinds, tensors
 from probe.pytorch.dtensor import PLAIN
 from probe.pytorch.modes import unseen
@@ -53,8 +53,6 @@ MANY = 8
 """Labels of a batch that are not one class by chance."""
 LARGE = 1 << 24
 """Number above all tokens that float32 holds exactly."""
-CAUSAL = 1e-6
-"""Least weight of attention that is no rounding."""
 HIDDEN = -1e4
 """Number of a mask that is added to scores, from which downwards it hides a position."""
 PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
@@ -197,7 +195,7 @@ class _Survey:
             several = sum(numbers[jumps] > 0 for _, _, jumps in lookups) > 1
             read_ahead = [w if n < 0 else numbers[n] for n, w in ahead]
             weights = [math.nan] if several or not ahead else read_ahead
-            any_causal = any(weight <= CAUSAL for weight in read_ahead)
+            any_causal = any(weight <= READ for weight in read_ahead)
             inverted = [place for mask, place in masks if mask.hides_all_but_one([numbers[n] for n in mask])]
             of_losses = tuple(_related(loss, numbers) for loss in losses)
             first = next(iter(inverted), None)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import utils
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
@@ -45,6 +47,8 @@ _CLIP = (clip_grad, "_clip_grads_with_norm_"), (utils, "clip_grads_with_norm_")
 
 CONTAINERS, REGISTERS = (list, tuple, dict), ("_parameters", "_modules", "_buffers")
 """Kinds of containers that register nothing, and the names of those in which a module registers what it has."""
+LEVELS = 2
+"""Levels of modules whose mode is looked at, below the first."""
 NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 """Options of optimizers whose updates do not depend on the size of the gradient."""
 LOCAL_SGD = "PostLocalSGDState"
@@ -431,6 +435,41 @@ def requires(parameters: Iterable[Any]) -> list[bool]:
 def training(models: Iterable[torch.nn.Module]) -> bool:
     """Return whether any of the models is in training mode."""
     return any(model.training for model in models)
+
+
+def resting(models: Iterable[torch.nn.Module]) -> tuple[str, ...]:
+    """Return the names of parts in evaluation mode, to the third level of models in training mode, that have dropout
+    or batch statistics, are made of other modules, and are not frozen."""
+    names = list[str]()
+    for model in models:
+        waiting = [("", model, 0)] if model.training else []
+        while waiting:
+            prefix, module, level = waiting.pop()
+            for name, child in vars(module).get("_modules", {}).items():
+                if child is None or not vars(child).get("_modules"):
+                    continue
+                if child.training and level < LEVELS:
+                    waiting.append((f"{prefix}{name}.", child, level + 1))
+                elif not child.training and _is_active(child) and _is_trained(child):
+                    names.append(f"{prefix}{name}")
+    return tuple(names)
+
+
+_active: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def _is_trained(part: torch.nn.Module) -> bool:
+    """Return whether the first parameter of a part requires a gradient: a part is frozen as a whole."""
+    first = next(part.parameters(), None)
+    return first is not None and first.requires_grad
+
+
+def _is_active(part: torch.nn.Module) -> bool:
+    """Return whether a part computes otherwise in training."""
+    if (known := _active.get(part)) is None:
+        kinds = (_BatchNorm, _DropoutNd)
+        known = _active[part] = any(isinstance(module, kinds) for module in part.modules())
+    return known
 
 
 def rates(optimizer: Any) -> tuple[float, ...]:

@@ -634,6 +634,10 @@ class TrainingLoop(Protocol):
         """Return the position of each parameter's group among those of :meth:`rates`, in the order of the parameters;
         empty if it is not known."""
 
+    def resting(self, models: Sequence[Module]) -> tuple[str, ...]:
+        """Return the names of larger parts of models in training mode that are in evaluation mode, and compute
+        otherwise in training."""
+
     def normalises(self, optimizer: Optimizer) -> bool:
         """Return whether the size of an update does not depend on that of the gradients, as far as is known."""
 

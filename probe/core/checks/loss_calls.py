@@ -14,6 +14,8 @@ Relation = Literal["next", "same", "second", "other"]
 the next, or none of these."""
 
 
+READ = 1e-6
+"""Least weight of attention that is no rounding."""
 KEPT = 3
 """Least size of an axis by which it is known again."""
 

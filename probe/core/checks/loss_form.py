@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import FactCheck
-from probe.core.checks.loss_calls import LossCall, LossGraph
+from probe.core.checks.loss_calls import READ, LossCall, LossGraph
 from probe.core.checks.places import module_of
 from probe.core.language import Message, message
 
@@ -25,8 +25,6 @@ PADDED = 0.01
 """Share of labels that are padding behind padding, above which padding is learnt: an end of a text is one token."""
 CLASSES = 4
 """Classes at least of which no one fills several batches by being frequent."""
-READ = 1e-6
-"""Least weight of attention that is no rounding."""
 
 
 class LossFault(NamedTuple):

@@ -174,3 +174,5 @@ class UpdateFacts(NamedTuple):
     """True if a sampler has begun an epoch with the number, and so the order, of the one before."""
     normalises: bool = False
     """True if the size of the update does not depend on that of the gradients: Adam and its like."""
+    resting: tuple[str, ...] = ()
+    """Parts of a model in training mode that are in evaluation mode, and compute otherwise in training."""

@@ -138,6 +138,7 @@ class OptimizerMemory:
         """True if any of them has added to gradients, rather than return them."""
         self.training: bool | None = None
         self.reduced: bool | None = None
+        self.resting: tuple[str, ...] = ()
         self.scaled = False
         self.late = False
         """True if the total norm was computed after the update, of gradients that it had applied."""

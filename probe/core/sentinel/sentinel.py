@@ -194,6 +194,7 @@ class Sentinel:
             self._norms.take_returned(memory)
         models = [model for _, model in self._watch.run.chunks]
         memory.training, memory.reduced = self._loop.training(models), self._loop.reduces(models)
+        memory.resting = self._loop.resting(models)
 
     def cut(self) -> None:
         """Note a checkpoint that no backward will reach."""
@@ -301,6 +302,7 @@ class Sentinel:
             training=memory.training,
             scaled=memory.scaled,
             reduced=memory.reduced,
+            resting=memory.resting,
             world=self._optimizers.world if backwards else 1,
             clip=1.0,
             strangers=self._optimizers.strangers(),
