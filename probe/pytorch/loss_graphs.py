@@ -199,8 +199,8 @@ class _Survey:
             inverted = [place for mask, place in masks if mask.hides_all_but_one([numbers[n] for n in mask])]
             of_losses = tuple(_related(loss, numbers) for loss in losses)
             first = next(iter(inverted), None)
-            known = (*shapes, first, *of_root, any_causal, foreign)
-            return LossGraph(of_losses, min(weights), max(weights), *known)
+            facts = (*shapes, first, *of_root, any_causal, foreign)
+            return LossGraph(of_losses, min(weights), max(weights), *facts)
 
         return read
 
@@ -457,8 +457,8 @@ def _is_mean(root: Any) -> bool:
 def _foreign(nodes: Sequence[Any], names: Mapping[int, str]) -> tuple[Callable[[], object], ...]:
     """Return references to the parameters that have no name, of a graph that has others, too."""
     leaves = [leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None]
-    known = any(id(leaf) in names for leaf in leaves)
-    unknown = (leaf for leaf in leaves if known and id(leaf) not in names and isinstance(leaf, torch.nn.Parameter))
+    is_model = any(id(leaf) in names for leaf in leaves)
+    unknown = (leaf for leaf in leaves if is_model and id(leaf) not in names and isinstance(leaf, torch.nn.Parameter))
     return tuple(map(weakref.ref, unknown))
 
 

@@ -466,10 +466,9 @@ def _is_trained(part: torch.nn.Module) -> bool:
 
 def _is_active(part: torch.nn.Module) -> bool:
     """Return whether a part computes otherwise in training."""
-    if (known := _active.get(part)) is None:
-        kinds = (_BatchNorm, _DropoutNd)
-        known = _active[part] = any(isinstance(module, kinds) for module in part.modules())
-    return known
+    if part not in _active:
+        _active[part] = any(isinstance(module, _BatchNorm | _DropoutNd) for module in part.modules())
+    return _active[part]
 
 
 def rates(optimizer: Any) -> tuple[float, ...]:

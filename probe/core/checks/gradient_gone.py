@@ -184,10 +184,10 @@ class GradientGone(ChangeCheck):
     def _never(self, update: JudgedUpdate, gone: Mask) -> Iterator[CheckFinding]:
         """Report modules that have had zeros alone, as soon as there were enough updates."""
         facts = update.facts
-        there = self._any(facts.gradients.there)
-        never = gone & there & (self._lived < SOMETIMES) & (self._missing == LATE) & ~self._expert & ~self._auxiliary
-        elements = np.bincount(self._module, facts.sizes or None, minlength=len(self._since)) * there
-        is_trunk = self._updates < LATE + SOMETIMES and not gone.all() and never[np.flatnonzero(there)[0]]
+        present = self._any(facts.gradients.there)
+        never = gone & present & (self._lived < SOMETIMES) & (self._missing == LATE) & ~self._expert & ~self._auxiliary
+        elements = np.bincount(self._module, facts.sizes or None, minlength=len(self._since)) * present
+        is_trunk = self._updates < LATE + SOMETIMES and not gone.all() and never[np.flatnonzero(present)[0]]
         if not is_trunk or elements[never].sum() < MUCH * elements.sum():
             return
         names = [name for name, is_zero in zip(facts.names, never[self._module], strict=True) if is_zero]

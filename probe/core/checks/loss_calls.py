@@ -24,18 +24,18 @@ def exchanges(before: Sequence[int], after: Sequence[int]) -> bool:
     """Return whether a view from one shape to another takes an axis for another one: a view may split and merge axes,
     and moves none. Axes that it can neither split nor merge alone are known again by their size; what two sizes may be
     by chance, as those of ``(batch, heads * width)`` and ``(batch * heads, width)``, counts as split and merged."""
-    old, new = ([size for size in reversed(shape) if size > 1] for shape in (before, after))
-    if math.prod(old) != math.prod(new):
+    sources, targets = ([size for size in reversed(shape) if size > 1] for shape in (before, after))
+    if math.prod(sources) != math.prod(targets):
         return False
     first = True
-    while old and new:
-        ones, others = [old.pop()], [new.pop()]
-        while (one := math.prod(ones)) != (other := math.prod(others)):
-            (ones if one < other else others).append((old if one < other else new).pop())
-        pair = len(ones) == len(others) == 2
-        regular = others[0] % ones[0] == 0 or (pair and ones[0] % others[0] == 0)
-        kept = len(ones) > 1 < len(others) and any(size >= KEPT and size in others for size in ones)
-        if kept and not (regular and (first or pair)):
+    while sources and targets:
+        old, new = [sources.pop()], [targets.pop()]
+        while (difference := math.prod(old) - math.prod(new)) != 0:
+            (old if difference < 0 else new).append((sources if difference < 0 else targets).pop())
+        pair = len(old) == len(new) == 2
+        regular = new[0] % old[0] == 0 or (pair and old[0] % new[0] == 0)
+        moves = len(old) > 1 < len(new) and any(size >= KEPT and size in new for size in old)
+        if moves and not (regular and (first or pair)):
             return True
         first = False
     return False
