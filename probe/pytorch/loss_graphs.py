@@ -83,13 +83,13 @@ class _Mask(NamedTuple):
     most: int
     hidden_least: int
     hidden_most: int
-    count: int
+    number: int
     """Most tokens that are read of a sequence."""
 
     def hides_all_but_one(self, numbers: Sequence[float]) -> bool:
         """Return whether what is read is one and the same token, several times, and what is hidden is not."""
-        least, most, hidden_least, hidden_most, count = numbers
-        return least == most and hidden_least < hidden_most and count > 1
+        least, most, hidden_least, hidden_most, number = numbers
+        return least == most and hidden_least < hidden_most and number > 1
 
 
 class _Numbers:
@@ -312,10 +312,10 @@ class _Survey:
         """Return the first layer that takes the samples of a loss for a sequence, and the places of each for samples,
         if all layers do. Tokens must have the same two axes."""
         layers = [(*sizes, node) for kind, node in kinds if (sizes := _sequences(kind, node)) is not None]
-        sizes = {(length, rows) for length, rows, _ in layers}
-        if len(sizes) != 1 or len(self._samples) != 1:
+        extents = {(length, rows) for length, rows, _ in layers}
+        if len(extents) != 1 or len(self._samples) != 1:
             return None
-        (length, rows), samples = next(iter(sizes)), next(iter(self._samples))
+        (length, rows), samples = next(iter(extents)), next(iter(self._samples))
         shapes = [tuple(tokens.shape) for tokens, _, _ in self._lookups]
         of_tokens = not shapes or any(shape[0] == length and 0 <= rows - shape[1] <= 2 for shape in shapes)
         if length != samples or rows < 2 or rows % samples == 0 or not of_tokens:

@@ -132,7 +132,7 @@ class OptimizerMemory:
         """Backwards that have reached the parameters."""
         self.discarded = 0
         """Backwards whose gradients were cleared since the last update."""
-        self.values = list[int]()
+        self.values: Sequence[int] = ()
         """Versions of some parameters at the latest backward."""
         self.accumulated = False
         """True if any of them has added to gradients, rather than return them."""
