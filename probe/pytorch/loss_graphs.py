@@ -298,14 +298,15 @@ class _Survey:
                 yield self._numbers.add((ahead[: len(rows)] * rows).amax()), 0.0
 
     def _regrouping(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[Regrouped]:
-        """Yield the views that exchange axes. A shift by a view of what was padded by one, as relative positions are
-        made, is meant."""
-        of_scores = {node.next_functions[0][0] for kind, node in kinds if kind == "LogSoftmax"}
+        """Yield the views that exchange axes, but for shifts of relative positions, by views of slices and padding."""
+        of_scores, sliced = (
+            {node.next_functions[0][0] for kind, node in kinds if kind == reader} for reader in ("LogSoftmax", "Slice")
+        )
         for kind, node in kinds:
             if kind in VIEWS and (follower := node.next_functions[0])[0] is not None:
                 before, after = _shape(*follower), _shape(node)
                 swapped = node in of_scores and before[-2:] == after[:-3:-1] and before[:-1] != after[:-1]
-                if (swapped or exchanges(before, after)) and not _is_padded(node):
+                if (swapped or exchanges(before, after)) and node not in sliced and not _is_shifted(node):
                     yield Regrouped(before, after, self._place(node))
 
     def _crossed(self, kinds: Sequence[tuple[str, Any]]) -> Crossing | None:
@@ -462,13 +463,9 @@ def _foreign(nodes: Sequence[Any], names: Mapping[int, str]) -> tuple[Callable[[
     return tuple(map(weakref.ref, unknown))
 
 
-def _is_padded(node: Any) -> bool:
-    """Return whether a view is of what was put together or padded."""
-    for _ in range(4):
-        node = _behind(node)
-        if _kind(node) != "Slice":
-            break
-    return _kind(node) in ("Cat", "ConstantPadNd")
+def _is_shifted(node: Any) -> bool:
+    """Return whether a view is of what was padded, or of a slice."""
+    return _kind(_behind(node)) in ("Slice", "Cat", "ConstantPadNd")
 
 
 def _is_square(tensor: torch.Tensor | None, axes: int) -> bool:

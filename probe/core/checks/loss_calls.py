@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Literal, NamedTuple
 
 Form = Literal["probabilities", "log-probabilities", "sigmoid", "rectified", "numbers"]
@@ -22,8 +24,9 @@ KEPT = 3
 
 def exchanges(before: Sequence[int], after: Sequence[int]) -> bool:
     """Return whether a view from one shape to another takes an axis for another one: a view may split and merge axes,
-    and moves none. Axes that it can neither split nor merge alone are known again by their size; what two sizes may be
-    by chance, as those of ``(batch, heads * width)`` and ``(batch * heads, width)``, counts as split and merged."""
+    and moves none. Axes that are neither split nor merged are known again by their size; where splitting and merging
+    would explain all, as of ``(batch, heads * width)`` and ``(batch * heads, width)``, only heads that are split or
+    merged count."""
     sources, targets = ([size for size in reversed(shape) if size > 1] for shape in (before, after))
     if math.prod(sources) != math.prod(targets):
         return False
@@ -32,13 +35,28 @@ def exchanges(before: Sequence[int], after: Sequence[int]) -> bool:
         old, new = [sources.pop()], [targets.pop()]
         while (difference := math.prod(old) - math.prod(new)) != 0:
             (old if difference < 0 else new).append((sources if difference < 0 else targets).pop())
-        pair = len(old) == len(new) == 2
-        regular = new[0] % old[0] == 0 or (pair and old[0] % new[0] == 0)
         moves = len(old) > 1 < len(new) and any(size >= KEPT and size in new for size in old)
-        if moves and not (regular and (first or pair)):
+        if moves and not (_is_explained(old, new) and not _is_of_heads(old, new, first)):
             return True
         first = False
     return False
+
+
+def _is_explained(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Return whether axes of ``old`` can be split, and the parts of neighbours merged, so that ``new`` results."""
+    ends = sorted({*accumulate(old, mul), *accumulate(new, mul)})
+    return all(after % before == 0 for before, after in pairwise(ends))
+
+
+def _is_of_heads(old: Sequence[int], new: Sequence[int], first: bool) -> bool:
+    """Return whether a view splits or merges heads: ``(tokens, width)`` and ``(heads, tokens, part)``, also with the
+    batch before the tokens and the heads in one."""
+    sizes = len(old), len(new)
+    if sizes == (2, 3):
+        return new[1] == old[0]
+    if sizes == (3, 2):
+        return new[0] == old[1] and not first
+    return sizes == (3, 3) and new[1] == old[1] and new[0] % old[0] == 0
 
 
 class LossCall(NamedTuple):
