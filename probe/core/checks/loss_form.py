@@ -310,7 +310,8 @@ class OfShapes(LossForm):
 
 class ExchangedAxes(OfShapes):
     """Report a view or reshape that takes one axis for another: heads are split or merged, or batch and time are
-    swapped, without a transpose. Views of padding and of slices, by which relative positions are shifted, are left out."""
+    swapped, without a transpose. Views of padding and of slices, by which relative positions are shifted, are left out.
+    """
 
     name = "axes-exchanged"
     title = "A view exchanges axes"
