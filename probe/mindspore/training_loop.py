@@ -229,7 +229,7 @@ def unregistered(model: Any) -> Mapping[int, str]:  # noqa: ARG001
     return {}
 
 
-def loss_graph(root: Any) -> None:
+def loss_graph(root: Any, names: Mapping[int, str]) -> None:
     """Return None: MindSpore's graph does not show what its nodes keep."""
 
 
@@ -280,6 +280,11 @@ def origins(values: Sequence[Any]) -> list[int]:
         mark[1] if (mark := _clipped.get(id(value))) is not None and mark[0]() is value else id(value)
         for value in values
     ]
+
+
+def on_epoch(began: Callable[[object, int], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
+    """Listen to nothing: datasets draw another order in each epoch themselves."""
+    return lambda: None
 
 
 def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
@@ -383,6 +388,16 @@ def sizes(parameters: Iterable[Any]) -> tuple[int, ...]:
 def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
     """Return the dtype of each parameter."""
     return tuple(str(parameter.dtype) for parameter in parameters)
+
+
+def resting(models: Iterable[Any]) -> tuple[str, ...]:  # noqa: ARG001
+    """Return nothing: parts are not looked at."""
+    return ()
+
+
+def normalises(optimizer: Any) -> bool:  # noqa: ARG001
+    """Return False: what depends on it is not seen."""
+    return False
 
 
 def requires(parameters: Iterable[Any]) -> list[bool]:

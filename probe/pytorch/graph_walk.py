@@ -76,8 +76,9 @@ def first_not_finite(
 
 
 def uses(root: torch.Tensor, names: Mapping[int, str], seconds: float = SURVEY_SECONDS) -> dict[str, ParameterUse]:
-    """Return the operation that used each parameter last, of the graph of a loss whose backward has not begun; nothing
-    if the time is over before the end of the graph. No saved tensor is touched."""
+    """Return the operation that used each parameter last, of the graph of a loss whose backward has not begun, and
+    under an empty name that of any other leaf; nothing if the time is over before the end of the graph. No saved tensor
+    is touched."""
     by_name: dict[str, ParameterUse] = {}
     deadline = time.perf_counter() + seconds
     waiting = [root.grad_fn] if root.grad_fn is not None else []
@@ -90,7 +91,7 @@ def uses(root: torch.Tensor, names: Mapping[int, str], seconds: float = SURVEY_S
             if follower is None:
                 continue
             if (leaf := _copied_leaf(follower)) is not None:
-                _note(by_name, names.get(id(leaf)), node)
+                _note(by_name, names.get(id(leaf), ""), node)
             elif follower not in seen:
                 seen.add(follower)
                 waiting.append(follower)
@@ -108,9 +109,9 @@ def _copied_leaf(node: Any) -> torch.Tensor | None:
     return leaf
 
 
-def _note(by_name: dict[str, ParameterUse], name: str | None, node: Any) -> None:
+def _note(by_name: dict[str, ParameterUse], name: str, node: Any) -> None:
     """Note that ``node`` uses a parameter, unless a later operation does."""
-    if name is None or (name in by_name and by_name[name].order >= _order(node)):
+    if name in by_name and by_name[name].order >= _order(node):
         return
     results = getattr(node, "_input_metadata", ())  # not in torch 2.4
     by_name[name] = ParameterUse(_order(node), str(results[0].dtype) if results else "")

@@ -1,5 +1,5 @@
 """Facts of the graph of a loss, before its backward: the losses with the form of their scores, the relation of their
-labels to the tokens that embeddings have got, and whether attention reads ahead.
+labels to the tokens that embeddings have got, what attention reads, and views that exchange axes.
 
 Labels and attention are compared where they lie, and one copy brings the counts to the host. Nothing of the user's
 runs, and what has hooks is not unpacked (:mod:`probe.pytorch.saved_tensors`).
@@ -8,15 +8,21 @@ runs, and what has hooks is not unpacked (:mod:`probe.pytorch.saved_tensors`).
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import FunctionCtx
+from torch.utils.data import SequentialSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from probe.core.checks.loss_calls import Form, LossCall, LossGraph, Relation
+from probe.core.checks.loss_calls import READ, Crossing, Form, LossCall, LossGraph, Regrouped, Relation, exchanges
 from probe.pytorch import operation_kinds, tensors
 from probe.pytorch.dtensor import PLAIN
 from probe.pytorch.modes import unseen
@@ -39,6 +45,14 @@ BY_HAND = {"Pow": "mse_loss", "Mul": "mse_loss", "Abs": "l1_loss"}
 """Losses that a program writes itself, by the node that reads a difference and is averaged."""
 KEEPS = frozenset({"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Alias", "Clone"})
 """Kinds of nodes that change no number."""
+VIEWS = frozenset({"View", "UnsafeView", "ReshapeAlias"})
+"""Kinds of nodes that give numbers another shape, in their order."""
+RECURRENT = frozenset({"MkldnnRnnLayer", "CudnnRnn"})
+"""Kinds of nodes that are a whole layer of recurrence; what they get has the steps first (torch 2.13)."""
+MANY = 8
+"""Labels of a batch that are not one class by chance."""
+LARGE = 1 << 24
+"""Number above all tokens that float32 holds exactly."""
 HIDDEN = -1e4
 """Number of a mask that is added to scores, from which downwards it hides a position."""
 PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
@@ -57,6 +71,25 @@ class _Pair(NamedTuple):
 class _Loss(NamedTuple):
     call: LossCall
     pairs: Sequence[_Pair]
+    ends: Sequence[int] = ()
+    """Least and greatest label, and how often a label is less than the one before, as positions among those that are
+    waited for."""
+
+
+class _Mask(NamedTuple):
+    """Tokens that attention reads, and those that it hides: positions among the numbers that are waited for."""
+
+    least: int
+    most: int
+    hidden_least: int
+    hidden_most: int
+    number: int
+    """Most tokens that are read of a sequence."""
+
+    def hides_all_but_one(self, numbers: Sequence[float]) -> bool:
+        """Return whether what is read is one and the same token, several times, and what is hidden is not."""
+        least, most, hidden_least, hidden_most, number = numbers
+        return least == most and hidden_least < hidden_most and number > 1
 
 
 class _Numbers:
@@ -83,12 +116,26 @@ class _Numbers:
         return numbers
 
 
-def loss_graph(root: torch.Tensor) -> Callable[[], LossGraph] | None:
+def loss_graph(root: torch.Tensor, names: Mapping[int, str]) -> Callable[[], LossGraph] | None:
     """Return a function that waits for the facts of the graph of ``root``, a loss whose backward has not begun; None if
-    the time is over before the end of the graph."""
+    the time is over before the end of the graph.
+
+    Args:
+        names: names of the parameters by identity.
+    """
     with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
         nodes = _nodes(root)
-        return None if not nodes else functools.cache(_Survey(nodes).send())
+        return None if not nodes else functools.cache(_Survey(nodes, names).send())
+
+
+def in_order() -> bool:
+    """Return whether all loaders that are iterated now read their samples in their order."""
+    samplers = [
+        getattr(thing._index_sampler, "sampler", thing._index_sampler)
+        for thing in gc.get_objects()
+        if issubclass(type(thing), _BaseDataLoaderIter) and hasattr(thing, "_index_sampler")
+    ]
+    return bool(samplers) and all(type(sampler) is SequentialSampler for sampler in samplers)
 
 
 def _nodes(root: torch.Tensor) -> list[Any]:
@@ -114,10 +161,14 @@ class _Survey:
 
     Args:
         nodes: those of the graph.
+        names: names of the parameters by identity.
     """
 
-    def __init__(self, nodes: Sequence[Any]) -> None:
-        self._numbers = _Numbers()
+    def __init__(self, nodes: Sequence[Any], names: Mapping[int, str]) -> None:
+        self._numbers, self._names = _Numbers(), names
+        self._in_order: Callable[[], bool] = in_order
+        self._samples = set[int]()
+        """Numbers of samples that losses compare, one label or row of numbers each."""
         kinds = [(_kind(node), node) for node in nodes]
         lookups = [
             (indices, _signed(node._saved_padding_idx))
@@ -127,16 +178,29 @@ class _Survey:
         self._lookups = [(tokens, padding, self._numbers.add(_jumps(tokens))) for tokens, padding in lookups]
         self._losses = [loss for kind, node in kinds for loss in self._of_node(kind, node)][:MOST_LOSSES]
         self._ahead = [*self._reading(kinds)]
+        self._regrouped = next(self._regrouping(kinds), None)
+        self._crossing = self._crossed(kinds)
+        self._root = _negated(nodes[0]), self._in_order, _is_mean(nodes[0])
+        self._foreign = _foreign(nodes, names)
+        self._masks = [*self._masked(kinds)][:MOST_LAYERS]
 
     def send(self) -> Callable[[], LossGraph]:
         """Start the copy of the numbers; return a function that waits for the facts."""
         wait, losses, lookups, ahead = self._numbers.send(), self._losses, self._lookups, self._ahead
+        masks, shapes, of_root = self._masks, (self._regrouped, self._crossing), self._root
+        foreign = self._foreign
 
         def read() -> LossGraph:
             numbers = wait()
             several = sum(numbers[jumps] > 0 for _, _, jumps in lookups) > 1
-            weights = [math.nan] if several or not ahead else [w if n < 0 else numbers[n] for n, w in ahead]
-            return LossGraph(tuple(_related(loss, numbers) for loss in losses), min(weights), max(weights))
+            read_ahead = [w if n < 0 else numbers[n] for n, w in ahead]
+            weights = [math.nan] if several or not ahead else read_ahead
+            any_causal = any(weight <= READ for weight in read_ahead)
+            inverted = [place for mask, place in masks if mask.hides_all_but_one([numbers[n] for n in mask])]
+            of_losses = tuple(_related(loss, numbers) for loss in losses)
+            first = next(iter(inverted), None)
+            facts = (*shapes, first, *of_root, any_causal, foreign)
+            return LossGraph(of_losses, min(weights), max(weights), *facts)
 
         return read
 
@@ -146,17 +210,13 @@ class _Survey:
             labels, scores = _saved(node, "target"), _saved(node, "self")
             if labels is None or scores is None or not labels.numel():
                 return
-            function, form = KINDS[kind], _form(node)
-            if function == "nll_loss":
-                if form == "log-probabilities" and _kind(before := _behind(node)) == "LogSoftmax":
-                    function, form = "cross_entropy", _form(before)
-                ignored = labels == _signed(node._saved_ignore_index)
-                pairs = [pair for lookup in self._lookups for pair in self._pairs(labels, ignored, *lookup[:2])]
-                classes = int(scores.shape[1 if scores.dim() > 1 else 0])
-                yield _Loss(_call(function, form, labels.numel(), classes), pairs)
+            if scores.dim() <= 2:
+                self._samples.add(int(scores.shape[0]))
+            if KINDS[kind] == "nll_loss":
+                yield self._likelihood(node, labels, scores)
             else:
                 crossed = 0 in _expanded(scores, labels) and 0 in _expanded(labels, scores)
-                yield _Loss(_call(function, form, labels.numel())._replace(broadcast=crossed), ())
+                yield _Loss(_call(KINDS[kind], _form(node), labels.numel())._replace(broadcast=crossed), ())
         elif kind == "Softmax" and _kind(_behind(node)) == "Softmax":
             result = _saved(node, "result")
             if result is not None and result.numel():
@@ -170,6 +230,24 @@ class _Survey:
                 yield _Loss(
                     _call(BY_HAND[name], "numbers", math.prod(shape))._replace(broadcast=_is_crossed(difference)), ()
                 )
+
+    def _likelihood(self, node: Any, labels: torch.Tensor, scores: torch.Tensor) -> _Loss:
+        """Return the negative log likelihood that a node computes, or the cross entropy whose second half it is."""
+        function, form = KINDS["NllLoss"], _form(node)
+        if form == "log-probabilities" and _kind(before := _behind(node)) == "LogSoftmax":
+            if _is_over_samples(before, scores):
+                form = "numbers"
+            else:
+                function, form = "cross_entropy", _form(before)
+        ignored = labels == _signed(node._saved_ignore_index)
+        pairs = [pair for lookup in self._lookups for pair in self._pairs(labels, ignored, *lookup[:2])]
+        is_flat = labels.dim() == 1 and labels.numel() >= MANY
+        ends = [*labels.aminmax(), (labels[1:] < labels[:-1]).sum()] if is_flat else []
+        if ends and labels.is_cpu and self._in_order is in_order:  # the loader may be gone when the numbers are judged
+            sorted_class = not ends[2] and ends[1] - ends[0] <= 1
+            self._in_order = partial(bool, sorted_class and in_order())
+        call = _call(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0]))
+        return _Loss(call, pairs, [*map(self._numbers.add, ends)])
 
     def _pairs(
         self, labels: torch.Tensor, ignored: torch.Tensor, tokens: torch.Tensor, padding: int
@@ -219,6 +297,61 @@ class _Survey:
                 rows = labelled[: len(ahead)]
                 yield self._numbers.add((ahead[: len(rows)] * rows).amax()), 0.0
 
+    def _regrouping(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[Regrouped]:
+        """Yield the views that exchange axes, but for shifts of relative positions, by views of slices and padding."""
+        of_scores, sliced = (
+            {node.next_functions[0][0] for kind, node in kinds if kind == reader} for reader in ("LogSoftmax", "Slice")
+        )
+        for kind, node in kinds:
+            if kind in VIEWS and (follower := node.next_functions[0])[0] is not None:
+                before, after = _shape(*follower), _shape(node)
+                swapped = node in of_scores and before[-2:] == after[:-3:-1] and before[:-1] != after[:-1]
+                if (swapped or exchanges(before, after)) and node not in sliced and not _is_shifted(node):
+                    yield Regrouped(before, after, self._place(node))
+
+    def _crossed(self, kinds: Sequence[tuple[str, Any]]) -> Crossing | None:
+        """Return the first layer that takes the samples of a loss for a sequence, and the places of each for samples,
+        if all layers do. Tokens must have the same two axes."""
+        layers = [(*sizes, node) for kind, node in kinds if (sizes := _sequences(kind, node)) is not None]
+        extents = {(length, rows) for length, rows, _ in layers}
+        if len(extents) != 1 or len(self._samples) != 1:
+            return None
+        (length, rows), samples = next(iter(extents)), next(iter(self._samples))
+        shapes = [tuple(tokens.shape) for tokens, _, _ in self._lookups]
+        of_tokens = not shapes or any(shape[0] == length and 0 <= rows - shape[1] <= 2 for shape in shapes)
+        if length != samples or rows < 2 or rows % samples == 0 or not of_tokens:
+            return None
+        return Crossing(samples, rows, self._place(layers[-1][2]))
+
+    def _masked(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[tuple[_Mask, str]]:
+        """Yield what the last position of each layer of attention reads of the tokens, with the place of the layer."""
+        for kind, node in kinds:
+            weights, _ = _weights(kind, node)
+            if weights is None or weights.dim() != 4:
+                continue
+            read = weights[:, 0, -1] > 0
+            for tokens, _, _ in self._lookups:
+                if read.shape == tokens.shape and read.device == tokens.device:
+                    yield self._mask(tokens, read), self._place(node)
+
+    def _mask(self, tokens: torch.Tensor, read: torch.Tensor) -> _Mask:
+        least, most = torch.where(read, tokens, LARGE), torch.where(read, tokens, -1)
+        hidden_least, hidden_most = torch.where(read, LARGE, tokens), torch.where(read, -1, tokens)
+        ends = least.amin(), most.amax(), hidden_least.amin(), hidden_most.amax(), read.sum(1).amax()
+        return _Mask(*map(self._numbers.add, ends))
+
+    def _place(self, node: Any) -> str:
+        """Return the name of the parameter that is nearest before a node; empty if none is."""
+        waiting, seen = deque([node]), {node}
+        while waiting:
+            node = waiting.popleft()
+            if name := self._names.get(id(getattr(node, "variable", None))):
+                return name
+            followers = {follower for follower, _ in node.next_functions} - {None, *seen}
+            seen |= followers
+            waiting += followers
+        return ""
+
     def _labelled(self, kinds: Sequence[tuple[str, Any]]) -> torch.Tensor | None:
         """Return which positions of the first sample have a label; None without labels that fit any tokens."""
         for kind, node in kinds:
@@ -237,6 +370,10 @@ def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
     """Return a loss with the relation of its labels to the tokens: of those that hold by chance, too, the one that is
     meant."""
     relations: dict[Relation, float] = {}
+    call = loss.call
+    if loss.ends:
+        least, most, falls = (numbers[end] for end in loss.ends)
+        call = call._replace(spread=math.inf if falls else most - least)
     for pair in loss.pairs:
         labels = numbers[pair.labels]
         same, following, second = (numbers[missed] for missed in pair.missed)
@@ -251,8 +388,8 @@ def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
     order: tuple[Relation, ...] = ("next", "other", "same", "second")
     for relation in order:
         if relation in relations:
-            return loss.call._replace(relation=relation, padded=relations[relation])
-    return loss.call
+            return call._replace(relation=relation, padded=relations[relation])
+    return call
 
 
 def _call(function: str, form: Form, rows: int, classes: int = 0) -> LossCall:
@@ -281,6 +418,56 @@ def _weights(kind: str, node: Any) -> tuple[torch.Tensor | None, tuple[int, floa
     return (visible.float() if _is_square(mask, 2) else None), None
 
 
+def _sequences(kind: str, node: Any) -> tuple[int, int] | None:
+    """Return the length of the sequences that a layer of attention or recurrence gets, and their number; None of any
+    other node."""
+    if kind in RECURRENT:
+        steps = _saved(node, "input")
+        return None if steps is None or steps.dim() != 3 else (int(steps.shape[0]), int(steps.shape[1]))
+    weights, visible = _weights(kind, node)
+    if visible is not None:
+        query = _saved(node, "query")
+        return None if query is None else (visible[0], int(query.shape[0]))
+    return None if weights is None or weights.dim() < 3 else (int(weights.shape[-1]), int(weights.shape[0]))
+
+
+def _is_over_samples(softmax: Any, scores: torch.Tensor) -> bool:
+    """Return whether logarithms of probabilities are normalized over another axis than the classes of a loss."""
+    result = _saved(softmax, "result")
+    if result is None or result.dim() < 2 or scores.dim() < 2:
+        return False
+    axis = _signed(softmax._saved_dim) % result.dim()
+    return axis != 1 if result.shape == scores.shape else result.shape[axis] != scores.shape[1]
+
+
+def _negated(root: Any) -> str:
+    """Return the name of the mean loss whose negative, perhaps with a factor, is a root; empty if there is none."""
+    while _kind(root) in ("Mul", "Div") and sum(follower is not None for follower, _ in root.next_functions) == 1:
+        root = _behind(root)
+    before = _behind(root)
+    return KINDS[kind] if _kind(root) == "Neg" and (kind := _kind(before)) in KINDS and _shape(before) == () else ""
+
+
+def _is_mean(root: Any) -> bool:
+    """Return whether a root is the mean of a loss over classes."""
+    while _kind(root) in KEEPS:
+        root = _behind(root)
+    return _kind(root).startswith("NllLoss") and root._saved_reduction == 1
+
+
+def _foreign(nodes: Sequence[Any], names: Mapping[int, str]) -> tuple[Callable[[], object], ...]:
+    """Return references to the parameters that have no name, of a graph that has others, too."""
+    leaves = [leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None]
+    is_model = any(id(leaf) in names for leaf in leaves)
+    unknown = (leaf for leaf in leaves if is_model and id(leaf) not in names and isinstance(leaf, torch.nn.Parameter))
+    return tuple(map(weakref.ref, unknown))
+
+
+def _is_shifted(node: Any) -> bool:
+    """Return whether a view is of what was padded, or of a slice."""
+    return _kind(_behind(node)) in ("Slice", "Cat", "ConstantPadNd")
+
+
 def _is_square(tensor: torch.Tensor | None, axes: int) -> bool:
     """Return whether a tensor has ``axes`` axes at least, the last two of one size."""
     return tensor is not None and tensor.dim() >= axes and tensor.shape[-1] == tensor.shape[-2]
@@ -294,6 +481,8 @@ def _form(node: Any) -> Form:
         return "probabilities"
     if kind == "Sigmoid":
         return "sigmoid"
+    if kind == "Relu":
+        return "rectified"
     return "numbers" if kind in PRODUCTS else "log-probabilities"
 
 

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import utils
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.utils import checkpoint
+from torch.utils.data.distributed import DistributedSampler
 
 from probe.core.backend import fused_reduce
 from probe.core.backend.fused_reduce import FixedArrays
@@ -44,6 +47,10 @@ _CLIP = (clip_grad, "_clip_grads_with_norm_"), (utils, "clip_grads_with_norm_")
 
 CONTAINERS, REGISTERS = (list, tuple, dict), ("_parameters", "_modules", "_buffers")
 """Kinds of containers that register nothing, and the names of those in which a module registers what it has."""
+LEVELS = 2
+"""Levels of modules whose mode is looked at, below the first."""
+NORMALISING = "betas", "alpha", "rho", "beta2_decay"
+"""Options of optimizers whose updates do not depend on the size of the gradient."""
 LOCAL_SGD = "PostLocalSGDState"
 """Class of ``torch.distributed`` for the state of a hook with which ranks train apart (torch 2.13)."""
 _level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -235,6 +242,38 @@ def _look_at_inputs(cut: Callable[[], None], args: tuple[Any, ...]) -> None:
             cut()
 
 
+def on_epoch(began: Callable[[object, int], None], faults: FaultCounter) -> Remove:
+    """Call ``began`` as a loader begins an epoch in which a sampler draws the samples of this rank by the number of the
+    epoch, with the sampler and that number."""
+    return _epochs.listen(_Epochs(began, faults))
+
+
+class _Epochs:
+    """Listener to the beginnings of epochs."""
+
+    def __init__(self, began: Callable[[object, int], None], faults: FaultCounter) -> None:
+        self.began, self.faults = began, faults
+
+
+def _sample() -> Iterator[Undo]:
+    original = DistributedSampler.__iter__
+    yield replace(DistributedSampler, "__iter__", functools.wraps(original)(_around_samples(original)))
+
+
+_epochs: Shared[_Epochs] = Shared(_sample, weak=True)
+
+
+def _around_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+    @passage
+    def samples(sampler: Any) -> Any:
+        if torch.is_grad_enabled() and sampler.shuffle:
+            for listener in _epochs:
+                attempt(listener.faults, "epoch", listener.began, sampler, int(sampler.epoch))
+        return original(sampler)
+
+    return samples
+
+
 def held(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
     """Return the gradient that each parameter holds: ``grad``, else ``main_grad``."""
     with torch._C.DisableTorchFunction():
@@ -382,6 +421,11 @@ def groups(optimizer: Any) -> tuple[int, ...]:
     return tuple(number for number, group in numbered for _ in group["params"])
 
 
+def normalises(optimizer: Any) -> bool:
+    """Return whether the size of an update does not depend on that of the gradients: those of Adam and its like."""
+    return any(name in group for group in getattr(optimizer, "param_groups", ()) for name in NORMALISING)
+
+
 def requires(parameters: Iterable[Any]) -> list[bool]:
     """Return which parameters require a gradient."""
     with torch._C.DisableTorchFunction():
@@ -391,6 +435,40 @@ def requires(parameters: Iterable[Any]) -> list[bool]:
 def training(models: Iterable[torch.nn.Module]) -> bool:
     """Return whether any of the models is in training mode."""
     return any(model.training for model in models)
+
+
+def resting(models: Iterable[torch.nn.Module]) -> tuple[str, ...]:
+    """Return the names of parts in evaluation mode, to the third level of models in training mode, that have dropout
+    or batch statistics, are made of other modules, and are not frozen."""
+    names = list[str]()
+    for model in models:
+        waiting = [("", model, 0)] if model.training else []
+        while waiting:
+            prefix, module, level = waiting.pop()
+            for name, child in vars(module).get("_modules", {}).items():
+                if child is None or not vars(child).get("_modules"):
+                    continue
+                if child.training and level < LEVELS:
+                    waiting.append((f"{prefix}{name}.", child, level + 1))
+                elif not child.training and _is_active(child) and _is_trained(child):
+                    names.append(f"{prefix}{name}")
+    return tuple(names)
+
+
+_active: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def _is_trained(part: torch.nn.Module) -> bool:
+    """Return whether the first parameter of a part requires a gradient: a part is frozen as a whole."""
+    first = next(part.parameters(), None)
+    return first is not None and first.requires_grad
+
+
+def _is_active(part: torch.nn.Module) -> bool:
+    """Return whether a part computes otherwise in training."""
+    if part not in _active:
+        _active[part] = any(isinstance(module, _BatchNorm | _DropoutNd) for module in part.modules())
+    return _active[part]
 
 
 def rates(optimizer: Any) -> tuple[float, ...]:

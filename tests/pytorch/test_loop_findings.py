@@ -248,3 +248,38 @@ def test_clipping_after_the_update_is_found(found: Callable[..., Found]) -> None
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
     assert found(loop) == [("clip-after-update", 3, ())]
+
+
+class Parts(torch.nn.Module):  # type: ignore[misc]
+    """Two parts with dropout and batch statistics, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.one, self.two = (
+            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Tanh()) for _ in range(2)
+        )
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.two(self.one(x)))
+
+
+@pytest.mark.parametrize("habit", ["left", "frozen", "norms", "from the beginning"])
+def test_a_part_that_is_left_in_evaluation_mode_is_found(habit: str, found: Callable[..., Found]) -> None:
+    """Unless it is frozen with it, its normalisation alone rests, or it has always been so."""
+    model = Parts()
+    onset = 0 if habit == "from the beginning" else ONSET
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for step, loss in losses(model):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step == onset - 1:
+                (model.one[1] if habit == "norms" else model.one).eval()
+                model.one.requires_grad_(habit != "frozen")
+
+    if not onset:
+        model.one.eval()
+    assert found(loop, model) == ([("root-not-trained", ONSET + 2, ("one",))] if habit == "left" else [])

@@ -545,6 +545,10 @@ class TrainingLoop(Protocol):
         norm, a tensor where only a device knows it and NaN where nothing does, and with a function from the norm to
         the factor by which gradients are then multiplied."""
 
+    def on_epoch(self, began: Callable[[object, int], None], faults: FaultCounter) -> Remove:
+        """Call ``began`` as a sampler begins an epoch whose order it draws by the number of the epoch, with the sampler
+        and that number."""
+
     def on_cut(self, cut: Callable[[], None], faults: FaultCounter) -> Remove:
         """Call ``cut`` whenever, in training, activations are checkpointed so that no backward will reach what lies in
         between."""
@@ -562,7 +566,8 @@ class TrainingLoop(Protocol):
 
     def uses(self, root: Tensor, names: Mapping[int, str]) -> Mapping[str, Any]:
         """Return the :class:`probe.core.checks.parameter_use.ParameterUse` of each parameter, by name, in the graph of
-        a loss whose backward has not begun; empty if that cannot be seen. Takes some milliseconds.
+        a loss whose backward has not begun, with one under an empty name if other leaves get a gradient, too; empty if
+        that cannot be seen. Takes some milliseconds.
 
         Args:
             names: names of the parameters, by identity.
@@ -572,9 +577,13 @@ class TrainingLoop(Protocol):
         """Return the trainable parameters of modules that plain containers of a model hold, by identity, with the names
         that they would have if these were registered."""
 
-    def loss_graph(self, root: Tensor) -> Callable[[], Any] | None:
+    def loss_graph(self, root: Tensor, names: Mapping[int, str]) -> Callable[[], Any] | None:
         """Return a function that waits for the :class:`probe.core.checks.loss_calls.LossGraph` of a loss whose backward
-        has not begun; None if its graph cannot be seen. Takes some milliseconds."""
+        has not begun; None if its graph cannot be seen. Takes some milliseconds.
+
+        Args:
+            names: names of the parameters by identity.
+        """
 
     def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
         """Return the gradient that each parameter holds now. Where gradients are arguments and results: the one with
@@ -624,6 +633,13 @@ class TrainingLoop(Protocol):
     def groups(self, optimizer: Optimizer) -> tuple[int, ...]:
         """Return the position of each parameter's group among those of :meth:`rates`, in the order of the parameters;
         empty if it is not known."""
+
+    def resting(self, models: Sequence[Module]) -> tuple[str, ...]:
+        """Return the names of larger parts of models in training mode that are in evaluation mode, and compute
+        otherwise in training."""
+
+    def normalises(self, optimizer: Optimizer) -> bool:
+        """Return whether the size of an update does not depend on that of the gradients, as far as is known."""
 
     def requires(self, parameters: Sequence[Parameter]) -> Sequence[bool]:
         """Return which parameters require a gradient."""

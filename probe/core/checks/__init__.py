@@ -17,15 +17,23 @@ from probe.core.checks.gradient_fades import GradientFades
 from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
+from probe.core.checks.gradients_discarded import GradientsDiscarded
 from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.loss_form import (
     CopiedLabels,
     DoubleSoftmax,
+    ExchangedAxes,
+    InvertedMask,
     LateLabels,
     LogarithmMissing,
+    MadeInForward,
+    MixedSamples,
+    NegatedLoss,
+    OneClass,
     PaddingLearnt,
     PairwiseLoss,
     ReadsAhead,
+    RectifiedScores,
 )
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
@@ -34,16 +42,19 @@ from probe.core.checks.not_held import NotHeld
 from probe.core.checks.not_registered import NotRegistered
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
+from probe.core.checks.order_repeated import OrderRepeated
 from probe.core.checks.parameter_stuck import ParameterStuck
 from probe.core.checks.parameters_replaced import ParametersReplaced
 from probe.core.checks.rate_zero import RateZero
 from probe.core.checks.root_not_trained import RootNotTrained
 from probe.core.checks.scaled_update import ScaledUpdate
 from probe.core.checks.scaling_fails import ScalingFails
+from probe.core.checks.schedule_returns import ScheduleReturns
 from probe.core.checks.stale_gradient import StaleGradient
 from probe.core.checks.state_restarted import StateRestarted
 from probe.core.checks.tie_broken import TieBroken
 from probe.core.checks.turning_unstable import TurningUnstable
+from probe.core.checks.undivided_accumulation import AddedMeans
 from probe.core.checks.unfrozen_not_held import UnfrozenNotHeld
 from probe.core.checks.unreduced_accumulation import UnreducedAccumulation
 from probe.core.checks.update_without_backward import UpdateWithoutBackward
@@ -60,6 +71,8 @@ CHECKS: dict[str, type[Check]] = {
     "parameters-replaced": ParametersReplaced,
     "stale-gradient": StaleGradient,
     "update-without-backward": UpdateWithoutBackward,
+    "gradients-discarded": GradientsDiscarded,
+    "undivided-accumulation": AddedMeans,
     "clip-before-unscale": ClipBeforeUnscale,
     "clip-after-update": ClipAfterUpdate,
     "clip-of-nothing": ClipOfNothing,
@@ -72,6 +85,7 @@ CHECKS: dict[str, type[Check]] = {
     "written-between-updates": WrittenBetweenUpdates,
     "root-not-trained": RootNotTrained,
     "rate-zero": RateZero,
+    "schedule-ahead": ScheduleReturns,
     "unfrozen-not-held": UnfrozenNotHeld,
     "state-restarted": StateRestarted,
     "gradient-gone": GradientGone,
@@ -92,6 +106,14 @@ CHECKS: dict[str, type[Check]] = {
     "unshifted-labels": CopiedLabels,
     "labels-shifted-twice": LateLabels,
     "padding-counted": PaddingLearnt,
+    "loss-negated": NegatedLoss,
+    "rectified-scores": RectifiedScores,
+    "made-in-forward": MadeInForward,
+    "same-order": OrderRepeated,
+    "one-class-batches": OneClass,
+    "axes-exchanged": ExchangedAxes,
+    "samples-as-sequence": MixedSamples,
+    "mask-inverted": InvertedMask,
     "no-gradient": NoGradient,
     "not-held": NotHeld,
     "held-twice": HeldTwice,

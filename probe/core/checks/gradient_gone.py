@@ -40,6 +40,9 @@ class GradientGone(ChangeCheck):
     has shrunk before has a coefficient that goes to 0, and a small one at the end, or one that is called so, may be
     an auxiliary head. Updates in which all gradients of the optimizer are zero count only if the loss is known not to
     be zero: a hinge loss may be satisfied.
+
+    Modules whose gradients were exactly zero in all of the first updates are reported, too, if they are much of the
+    model, and its beginning: a step such as rounding has no slope. Others may wait for a part of the loss.
     """
 
     name = "gradient-gone"
@@ -156,6 +159,7 @@ class GradientGone(ChangeCheck):
         soon = regular & (self._missing == SOON)
         late = ~regular & zero & (self._missing == LATE)
         faded = self._latest < FADED**2 * self._usual
+        yield from self._never(update, gone)
         ended = gone & ~self._excused & ~self._revived & ~self._auxiliary & ~faded & (soon | late)
         absent = ended & ~self._any(facts.gradients.there)
         if absent.any() and not self._is_trunk(absent, facts.sizes):
@@ -176,3 +180,23 @@ class GradientGone(ChangeCheck):
             since=since,
         )
         yield self.finding(facts, since, text, {"modules": int(ended.sum()), "updates": updates}, where)
+
+    def _never(self, update: JudgedUpdate, gone: Mask) -> Iterator[CheckFinding]:
+        """Report modules that have had zeros alone, as soon as there were enough updates."""
+        facts = update.facts
+        present = self._any(facts.gradients.there)
+        never = gone & present & (self._lived < SOMETIMES) & (self._missing == LATE) & ~self._expert & ~self._auxiliary
+        elements = np.bincount(self._module, facts.sizes or None, minlength=len(self._since)) * present
+        is_trunk = self._updates < LATE + SOMETIMES and not gone.all() and never[np.flatnonzero(present)[0]]
+        if not is_trunk or elements[never].sum() < MUCH * elements.sum():
+            return
+        names = [name for name, is_zero in zip(facts.names, never[self._module], strict=True) if is_zero]
+        where = ancestors(names, facts.names)
+        text = message(
+            "the gradients of {places} are exactly 0 in all of the first {updates} updates, and those of other "
+            "parameters are not",
+            places=listing(where),
+            updates=LATE,
+        )
+        since = int(self._since[never].min())
+        yield self.finding(facts, since, text, {"modules": int(never.sum()), "updates": LATE}, where)

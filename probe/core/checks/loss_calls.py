@@ -3,14 +3,60 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Literal, NamedTuple
 
-Form = Literal["probabilities", "log-probabilities", "sigmoid", "numbers"]
+Form = Literal["probabilities", "log-probabilities", "sigmoid", "rectified", "numbers"]
 """Form of the scores that a loss gets: rows that are not negative and sum to 1, their logarithms, what a sigmoid has
 returned, or any numbers."""
 Relation = Literal["next", "same", "second", "other"]
 """Relation of the labels of a loss to the tokens that the model got: the next token each, the same one, the one after
 the next, or none of these."""
+
+
+READ = 1e-6
+"""Least weight of attention that is no rounding."""
+KEPT = 3
+"""Least size of an axis by which it is known again."""
+
+
+def exchanges(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Return whether a view from one shape to another takes an axis for another one: a view may split and merge axes,
+    and moves none. Axes that are neither split nor merged are known again by their size; where splitting and merging
+    would explain all, as of ``(batch, heads * width)`` and ``(batch * heads, width)``, only heads that are split or
+    merged count."""
+    sources, targets = ([size for size in reversed(shape) if size > 1] for shape in (before, after))
+    if math.prod(sources) != math.prod(targets):
+        return False
+    first = True
+    while sources and targets:
+        old, new = [sources.pop()], [targets.pop()]
+        while (difference := math.prod(old) - math.prod(new)) != 0:
+            (old if difference < 0 else new).append((sources if difference < 0 else targets).pop())
+        moves = len(old) > 1 < len(new) and any(size >= KEPT and size in new for size in old)
+        if moves and not (_is_explained(old, new) and not _is_of_heads(old, new, first)):
+            return True
+        first = False
+    return False
+
+
+def _is_explained(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Return whether axes of ``old`` can be split, and the parts of neighbours merged, so that ``new`` results."""
+    ends = sorted({*accumulate(old, mul), *accumulate(new, mul)})
+    return all(after % before == 0 for before, after in pairwise(ends))
+
+
+def _is_of_heads(old: Sequence[int], new: Sequence[int], first: bool) -> bool:
+    """Return whether a view splits or merges heads: ``(tokens, width)`` and ``(heads, tokens, part)``, also with the
+    batch before the tokens and the heads in one."""
+    sizes = len(old), len(new)
+    if sizes == (2, 3):
+        return new[1] == old[0]
+    if sizes == (3, 2):
+        return new[0] == old[1] and not first
+    return sizes == (3, 3) and new[1] == old[1] and new[0] % old[0] == 0
 
 
 class LossCall(NamedTuple):
@@ -37,8 +83,30 @@ class LossCall(NamedTuple):
     """Digest of the labels."""
     broadcast: bool = False
     """True if scores and labels have other shapes, and are compared in more pairs than either has numbers."""
+    spread: float = math.inf
+    """Greatest label less the least of labels that are sorted; Inf of others, of few, and if they are not known."""
     padded: float = 0.0
     """Share of the labels that count, are the padding of the embedding and follow on another such label."""
+
+
+class Regrouped(NamedTuple):
+    """View or reshape that takes numbers of one axis for those of another."""
+
+    before: tuple[int, ...]
+    """Shape of what it gets."""
+    after: tuple[int, ...]
+    place: str
+    """Name of the parameter that is nearest before it; empty if none is."""
+
+
+class Crossing(NamedTuple):
+    """Layer that mixes the samples of a batch, as its sequence."""
+
+    samples: int
+    rows: int
+    """Sequences that it takes the batch for."""
+    place: str
+    """Name of the parameter that is nearest before it; empty if none is."""
 
 
 class LossGraph(NamedTuple):
@@ -50,3 +118,20 @@ class LossGraph(NamedTuple):
     which that is least; NaN if no layer shows it, or several sequences of tokens are read."""
     most_ahead: float = math.nan
     """The same of the layer in which it is greatest."""
+    regrouped: Regrouped | None = None
+    """The first view that exchanges axes, if any does."""
+    crossing: Crossing | None = None
+    """The first layer of attention or recurrence, if each takes the samples for a sequence."""
+    inverted: str | None = None
+    """Name of the parameter that is nearest before attention that reads only what is one and the same token, of several
+    in each sequence, and hides all others; None if none does."""
+    negated: str = ""
+    """Name of the loss whose negative is the root; empty if that is something else."""
+    in_order: Callable[[], bool] = bool
+    """Function that returns whether the loader whose batches are taken now reads its samples in their order."""
+    is_mean: bool = False
+    """True if the root is the mean of a loss over classes, as it is."""
+    any_causal: bool = False
+    """True if the attention of a layer reads no next position, also where several sequences of tokens are read."""
+    foreign: tuple[Callable[[], object], ...] = ()
+    """Functions that return the parameters, as long as they exist, that no watched model and no optimizer has."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite, isnan
 from typing import ClassVar, NamedTuple
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import FactCheck
-from probe.core.checks.loss_calls import LossCall, LossGraph
+from probe.core.checks.loss_calls import READ, LossCall, LossGraph
+from probe.core.checks.places import module_of
 from probe.core.language import Message, message
 
-GRAPHS = 2
-"""Graphs that must show a fault: batches of one pattern may do so by chance."""
 APPLIES = (
     ("cross_entropy", "probabilities", "softmax"),
     ("binary_cross_entropy_with_logits", "sigmoid", "sigmoid"),
@@ -24,8 +23,8 @@ WRONG = {"nll_loss": ("probabilities", "numbers", "sigmoid"), "kl_div": ("probab
 """Loss functions, each with the forms of scores that it must not get."""
 PADDED = 0.01
 """Share of labels that are padding behind padding, above which padding is learnt: an end of a text is one token."""
-READ = 1e-6
-"""Least weight of attention that is no rounding."""
+CLASSES = 4
+"""Classes at least of which no one fills several batches by being frequent."""
 
 
 class LossFault(NamedTuple):
@@ -33,6 +32,7 @@ class LossFault(NamedTuple):
 
     text: Message
     evidence: Mapping[str, float]
+    where: tuple[str, ...] = ()
 
 
 class LossForm(FactCheck):
@@ -42,6 +42,8 @@ class LossForm(FactCheck):
     lacks = "no graph of a loss was seen"
     absent: ClassVar[str]
     """Reason for which a program has nothing of the kind, as a clause."""
+    graphs: ClassVar[int] = 2
+    """Graphs that must show a fault: batches of one pattern may do so by chance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,9 +81,9 @@ class LossForm(FactCheck):
         if fault is not None:
             self._since = self._since if self._number else facts.step
             self._number += 1
-            if self._number == GRAPHS:
+            if self._number == self.graphs:
                 evidence = {name: value for name, value in fault.evidence.items() if isfinite(value)}
-                yield self.finding(facts, self._since, fault.text, evidence)
+                yield self.finding(facts, self._since, fault.text, evidence, fault.where)
 
 
 class DoubleSoftmax(LossForm):
@@ -218,7 +220,7 @@ class CopiedLabels(OfTokens):
     @classmethod
     def of_all(cls, calls: Sequence[LossCall], graph: LossGraph) -> LossFault | None:
         """Return the fault of causal attention; None of any other."""
-        if not graph.most_ahead <= READ:
+        if not (graph.most_ahead <= READ or (isnan(graph.most_ahead) and graph.any_causal)):
             return None
         text = message("the labels of the loss are the tokens that the model gets at the same positions")
         return LossFault(text, {"calls": len(calls)})
@@ -288,3 +290,197 @@ class PaddingLearnt(OfTokens):
             return None
         text = message("{share:.0f} % of the labels are padding, and the loss counts them", share=100 * share)
         return LossFault(text, {"share": share, "labels": calls[0].rows})
+
+
+class OfShapes(LossForm):
+    """Base of the checks of what lies before the losses."""
+
+    absent = "no loss of the framework"
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:  # noqa: ARG003 - as of the base
+        """Return True: any loss has a model before it."""
+        return True
+
+    @classmethod
+    def found(cls, calls: Sequence[LossCall]) -> LossFault | None:  # noqa: ARG003 - as of the base
+        """Return None: losses alone show nothing."""
+        return None
+
+
+class ExchangedAxes(OfShapes):
+    """Report a view or reshape that takes one axis for another: heads are split or merged, or batch and time are
+    swapped, without a transpose. Views of padding and of slices, by which relative positions are shifted, are left out.
+    """
+
+    name = "axes-exchanged"
+    title = "A view exchanges axes"
+    why = "Numbers of different positions or samples are mixed, and the model learns less than it could."
+    source = "https://github.com/hyunwoongko/transformer/issues/15"
+    remedy = "Transpose or permute the axes, and use view or reshape only to split one or to merge neighbours."
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if (view := graph.regrouped) is None:
+            return None
+        text = message(
+            "a view from {before} to {after} moves an axis: it takes numbers of one position for those of another",
+            before=str(view.before),
+            after=str(view.after),
+        )
+        return LossFault(text, {}, _module(view.place))
+
+
+class MixedSamples(OfShapes):
+    """Report a model each of whose layers of attention or recurrence takes the samples of the batch for a sequence, as
+    those without batch_first do with a batch that comes first."""
+
+    name = "samples-as-sequence"
+    title = "Samples as a sequence"
+    why = "Each prediction depends on the other samples of its batch, and not on its own sequence."
+    source = "https://github.com/IBM/TabFormer/pull/14"
+    remedy = "Pass batch_first=True to the layer, or transpose what it gets."
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if (crossing := graph.crossing) is None:
+            return None
+        text = message(
+            "the loss compares {samples} samples, and the layers take these for the steps of {rows} sequences",
+            samples=crossing.samples,
+            rows=crossing.rows,
+        )
+        return LossFault(text, {"samples": crossing.samples, "sequences": crossing.rows}, _module(crossing.place))
+
+
+class InvertedMask(OfShapes):
+    """Report attention that reads only one token, which stands in a sequence several times, and hides all others: its
+    mask has padding and text exchanged."""
+
+    name = "mask-inverted"
+    title = "Mask is inverted"
+    why = "The model sees the padding alone, and learns from what lies beside the attention."
+    source = "https://github.com/mlwithme/TransformerTranslation/issues/6"
+    remedy = "Look up whether True means hidden, as in key_padding_mask, or seen, as in attn_mask of the function."
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if graph.inverted is None:
+            return None
+        text = message("attention reads one token alone, several times in a sequence, and hides all others")
+        return LossFault(text, {}, _module(graph.inverted))
+
+
+class OneClass(OfShapes):
+    """Report that the labels of each of the first batches are sorted and of one class, or of two neighbours, and that
+    their loader does not shuffle. Losses with one class by intention, such as contrastive ones, have loaders that do.
+    """
+
+    name = "one-class-batches"
+    title = "Batches of one class"
+    why = "Each update unlearns the classes of the updates before it."
+    source = "https://datascience.stackexchange.com/questions/76951"
+    remedy = "Pass shuffle=True to the loader of the training data, or shuffle the samples once."
+    absent = "no loss over classes with labels enough"
+    graphs = 4
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        calls = [call for call in graph.losses if call.classes >= CLASSES]
+        if not calls or any(call.spread > 1 for call in calls) or not graph.in_order():
+            return None
+        text = message("each batch has labels of one class or two neighbours, sorted, and the loader does not shuffle")
+        return LossFault(text, {"labels": calls[0].rows, "classes": calls[0].classes})
+
+
+class RectifiedScores(LossForm):
+    """Report a loss over classes that gets what a rectifier has returned: scores below zero, by which classes are
+    excluded, are cut off with their gradient."""
+
+    name = "rectified-scores"
+    title = "Scores are rectified"
+    why = "Classes are learnt late or never: a unit that is off for all samples has no gradient."
+    source = "https://doi.org/10.1145/3510003.3510099"
+    remedy = "Leave out the rectifier behind the last layer."
+    absent = "no loss that applies a softmax or sigmoid"
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:
+        """Return whether a function applies a softmax or sigmoid to scores of any sign."""
+        return call.function in ("cross_entropy", "binary_cross_entropy_with_logits")
+
+    @classmethod
+    def found(cls, calls: Sequence[LossCall]) -> LossFault | None:
+        """Return the fault of some losses; None if there is none."""
+        if any(call.form != "rectified" for call in calls):
+            return None
+        text = message(
+            "{function} gets what a rectifier has returned: no score is below zero", function=calls[0].function
+        )
+        return LossFault(text, {"calls": len(calls)})
+
+
+class MadeInForward(OfShapes):
+    """Report parameters that the loss uses, that no model and no optimizer has, and that are others in each graph: a
+    layer is made anew in each forward."""
+
+    name = "made-in-forward"
+    title = "Layer made in forward"
+    why = "The layer is random in each step, and never trained or saved."
+    source = "https://docs.pytorch.org/docs/stable/notes/modules.html"
+    remedy = "Make the layer in __init__, and only call it in forward."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[Callable[[], object], ...] = ()
+        """Such parameters of the graph before."""
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        if facts.loss_graph is None or facts.loss_graph is self._graph:
+            return
+        self._graph, before, self._last = facts.loss_graph, self._last, facts.loss_graph().foreign
+        self.judged = True
+        if before and self._last and all(refers() is None for refers in before):
+            self._since, self._number = self._since if self._number else facts.step, self._number + 1
+            if self._number == self.graphs:
+                text = message(
+                    "{number} parameters that the loss uses are made anew for each forward, and no optimizer has them",
+                    number=len(self._last),
+                )
+                yield self.finding(facts, self._since, text, {"parameters": len(self._last)})
+
+
+class NegatedLoss(OfShapes):
+    """Report a backward whose root is the negative of a mean loss: the update raises it without a bound. A program with
+    several optimizers may play one part against another."""
+
+    name = "loss-negated"
+    title = "Loss is raised"
+    why = "The model learns to be wrong, and the loss falls without a bound."
+    source = "https://karpathy.github.io/2019/04/25/recipe/"
+    remedy = "Minimise the loss itself; losses of the framework are negative log likelihoods or distances already."
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        return super().judge(update) if update.facts.alone else iter(())
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if not graph.negated:
+            return None
+        text = message(
+            "the root of the backward is the negative of {function}, which training raises", function=graph.negated
+        )
+        return LossFault(text, {})
+
+
+def _module(parameter: str) -> tuple[str, ...]:
+    """Return the place of a parameter."""
+    return (module_of(parameter),) if parameter else ()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.streak import Streak
+from probe.core.checks.update_facts import UpdateFacts
 from probe.core.language import message
 
 BEFORE, AFTER = 10, 3
@@ -15,21 +16,23 @@ BEFORE, AFTER = 10, 3
 class RootNotTrained(ChangeCheck):
     """Report that the model was in training mode for ten updates, and is not in three in a row.
 
-    Only the model itself counts: parts such as a frozen batch normalisation are in evaluation mode by design. A model
-    that has never been in training mode is a note: some are fine-tuned so.
+    The model itself counts, and larger parts of it that are still trained: a frozen batch normalisation is in
+    evaluation mode by design. A model that has never been in training mode is a note: some are fine-tuned so.
     """
 
     name = "root-not-trained"
     title = "Evaluation mode left on"
     why = "Dropout is off and batch statistics stand still for the rest of the run."
     source = "https://github.com/fartashf/vsepp/issues/4"
-    sees = "the model's own training flag at each backward"
+    sees = "the training flags of the model and of its larger parts at each backward"
     remedy = "Call model.train() after each evaluation."
     lacks = "no backward was seen"
 
     def __init__(self) -> None:
         super().__init__()
         self._trained, self._not, self._never = 0, Streak(AFTER), Streak(BEFORE)
+        self._parts: dict[str, Streak] = {}
+        """Parts that were in training mode for long, and were seen in evaluation mode since."""
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -51,3 +54,19 @@ class RootNotTrained(ChangeCheck):
         if never:
             text = message("the model was in evaluation mode in all of the first {before} updates", before=BEFORE)
             yield self.finding(facts, self._never.since, text, {"updates": BEFORE}, (), "note")
+        if facts.training:
+            yield from self._in_parts(facts)
+
+    def _in_parts(self, facts: UpdateFacts) -> Iterator[CheckFinding]:
+        """Return the findings about parts of a model in training mode."""
+        for part in {*facts.resting, *self._parts}:
+            if self._trained <= BEFORE:  # in evaluation mode from the beginning, by design
+                self._parts[part] = Streak(0)
+            elif self._parts.setdefault(part, Streak(AFTER)).completes(part in facts.resting, facts.step):
+                text = message(
+                    "{part} is in evaluation mode in {after} updates in a row, though the model is not, and was in "
+                    "training mode before: its dropout and batch normalisation do not train",
+                    part=part,
+                    after=AFTER,
+                )
+                yield self.finding(facts, self._parts[part].since, text, {"updates": AFTER}, (part,))

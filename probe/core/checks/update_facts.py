@@ -165,3 +165,14 @@ class UpdateFacts(NamedTuple):
     loss_graph: Callable[[], LossGraph] | None = None
     """Function that waits for what the latest graph of a loss that was surveyed shows; the same object until another
     is. None if none was."""
+    discarded: int = 0
+    """Backwards since the last update whose gradients were cleared before another one, where the update applies just
+    what the latest has left, and nothing has written the parameters in between."""
+    inputs_learn: bool = False
+    """True if a loss gave a gradient to something that is no known parameter, as adversarial inputs get one."""
+    order_repeated: bool = False
+    """True if a sampler has begun an epoch with the number, and so the order, of the one before."""
+    normalises: bool = False
+    """True if the size of the update does not depend on that of the gradients: Adam and its like."""
+    resting: tuple[str, ...] = ()
+    """Parts of a model in training mode that are in evaluation mode, and compute otherwise in training."""

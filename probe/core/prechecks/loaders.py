@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.checks.order_repeated import OrderRepeated
 from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.trial import Trial, WorkerFacts
@@ -84,12 +85,9 @@ class SampleOrder(Precheck):
     """Report a sampler that divides samples among ranks and begins a second epoch with the number of the first: the
     order is the same. Note loaders that do not shuffle, and ranks whose loaders do not divide the samples."""
 
-    name = "same-order"
-    title = "Same order each epoch"
-    why = "The model learns the order, and gradients of neighbours in it agree."
-    source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
+    name, title, why = OrderRepeated.name, OrderRepeated.title, OrderRepeated.why
+    source, remedy = OrderRepeated.source, OrderRepeated.remedy
     sees = "classes of the samplers of loaders, and the number of the epoch at each of their beginnings"
-    remedy = "Call sampler.set_epoch(epoch) at the beginning of each epoch, and pass shuffle=True to the loader."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from probe.core.checks.check import CheckFinding, NotApplicable
 from probe.core.checks.loss_calls import LossCall
 from probe.core.checks.loss_form import DoubleSoftmax, LogarithmMissing, PairwiseLoss
+from probe.core.checks.undivided_accumulation import AddedMeans
 from probe.core.language import message
 from probe.core.prechecks.precheck import NO_CLASSES, NO_LOSS, LossPrecheck, Precheck
 from probe.core.prechecks.trial import Accumulation, Trial
@@ -155,12 +156,9 @@ class UndividedAccumulation(Precheck):
     Adam and its like without clipping hardly notice it: then it is a note.
     """
 
-    name = "undivided-accumulation"
-    title = "Accumulation is not divided"
-    why = "The gradient is as many times too large as there are micro batches."
-    source = "https://github.com/huggingface/transformers/issues/35438"
+    name, title, why = AddedMeans.name, AddedMeans.title, AddedMeans.why
+    source, remedy = AddedMeans.source, AddedMeans.remedy
     sees = "the reduction, labels and value of each loss, the root of each backward, and gradients before the update"
-    remedy = "Divide each loss by the number of micro batches, or by the number of labels of all of them."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, NotApplicable
+from probe.core.checks.schedule_returns import ScheduleReturns
 from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.trial import ScheduleFacts, Trial
@@ -17,12 +18,9 @@ class ScheduleAhead(Precheck):
     Wrappers step a schedule once for each process; one that was made for the steps of all processes is right.
     """
 
-    name = "schedule-ahead"
-    title = "Schedule runs ahead"
-    why = "The rate reaches its end early, or rises again."
-    source = "https://github.com/huggingface/accelerate/issues/2926"
+    name, title, why = ScheduleReturns.name, ScheduleReturns.title, ScheduleReturns.why
+    source, remedy = ScheduleReturns.source, ScheduleReturns.remedy
     sees = "steps of each schedule between updates, the step at which it ends, and numbers of steps in the program"
-    remedy = "Step the schedule once an update, or make it for as many steps as it is stepped."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
         """Yield the findings in a trial."""

@@ -35,6 +35,8 @@ class GraphSurvey:
         self.uses: Mapping[str, ParameterUse] = {}
         """Use of each parameter that was met; the same object as long as nothing has changed."""
 
+        self.strangers = False
+        """True if any leaf was no known parameter."""
         self.hidden: tuple[str, ...] = ()
         """Parameters of the latest graph that no model registers and no optimizer has."""
         self.graph: Callable[[], LossGraph] | None = None
@@ -50,10 +52,11 @@ class GraphSurvey:
         if self._losses > INTERVAL and self._spent > SHARE * (begun - self._began):
             return
         names, unregistered = self._names(), self._unregistered()
-        uses = self._loop.uses(root, {**unregistered, **names})
+        uses = dict(self._loop.uses(root, {**unregistered, **names}))
+        self.strangers |= uses.pop("", None) is not None
         hidden = [name for identity, name in unregistered.items() if identity not in names and name in uses]
         self.hidden = tuple(sorted(hidden, key=lambda name: uses[name].order))
         if any(self.uses.get(name) != use for name, use in uses.items()):
             self.uses = {**self.uses, **uses}
-        self.graph = self._loop.loss_graph(root) or self.graph
+        self.graph = self._loop.loss_graph(root, names) or self.graph
         self._spent += time.perf_counter() - begun

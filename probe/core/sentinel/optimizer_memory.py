@@ -130,10 +130,15 @@ class OptimizerMemory:
         """Begin with the next update."""
         self.backwards: list[RunningBackward] = []
         """Backwards that have reached the parameters."""
+        self.discarded = 0
+        """Backwards whose gradients were cleared since the last update."""
+        self.values: Sequence[int] = ()
+        """Versions of some parameters at the latest backward."""
         self.accumulated = False
         """True if any of them has added to gradients, rather than return them."""
         self.training: bool | None = None
         self.reduced: bool | None = None
+        self.resting: tuple[str, ...] = ()
         self.scaled = False
         self.late = False
         """True if the total norm was computed after the update, of gradients that it had applied."""
@@ -176,6 +181,13 @@ class OptimizerMemory:
         if not self.backwards or len(some) != len(self.reached):
             return False
         return self.reached.same(some) != self.reached.untouched(some)
+
+    def applies_latest(self, some: Sequence[Tensor | None]) -> bool:
+        """Return whether the gradients are those that the latest backward has left, but for clipping."""
+        if not self.discarded or not self.backwards or len(some) != len(self.reached):
+            return False
+        same = self.reached.same(some)
+        return all(same) and (bool(self.clips) or all(self.reached.untouched(some)))
 
     def of_thread(self) -> list[RunningBackward]:
         """Return the backwards whose gradients this thread applies. Of backwards that ran at the same time on several

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 from probe.core.backend.protocols import Optimizer, Remove, Tensor, TrainingLoop
 from probe.core.checks.update_facts import Gradients, UpdateFacts
@@ -67,6 +68,11 @@ class Sentinel:
         """True if the last total norm was that of no gradient, and if such a norm was clipped by since the update."""
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
+        self._epochs: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        """Number of the latest epoch in which updates took samples, by sampler."""
+        self._sampler: ref[object] | None = None
+        """Sampler of the epoch that has begun last, and its number, until an update."""
+        self._epoch, self._order_repeated = 0, False
         self._updating: dict[int, _Update] = {}
         """Updates that have begun, by the identity of the optimizer."""
 
@@ -77,6 +83,7 @@ class Sentinel:
             placed.callback(self._loop.on_backward(self.began, self.ended_backward, faults))
             placed.callback(self._loop.on_total_norm(self.measured, self.clipped, faults))
             placed.callback(self._loop.on_cut(self.cut, faults))
+            placed.callback(self._loop.on_epoch(self.epoch, faults))
             return placed.pop_all().close
 
     @property
@@ -127,7 +134,10 @@ class Sentinel:
         """Note which gradients were cleared, and which the backward will find."""
         some = self._loop.held(memory.some)
         if memory.backwards and self._loop.keeps(memory.some) and memory.was_cleared(some):
+            is_lost = self._loop.versions(memory.some) == memory.values and all(gradient is None for gradient in some)
+            discarded = memory.discarded + len(memory.backwards) if is_lost else 0
             memory.clear()
+            memory.discarded = discarded
         marks = running.before[id(memory)] = GradientMarks(self._loop)
         marks.mark(some)
         if memory.again:
@@ -172,6 +182,7 @@ class Sentinel:
         if not reached and (not running.inputs or memory.identities.isdisjoint(running.inputs)):
             return
         memory.reached.mark(some)
+        memory.values = self._loop.versions(memory.some)
         if memory.again:
             memory.applied.mark(self._loop.held(memory.parameters))
         if len(memory.backwards) < MOST_BACKWARDS:
@@ -183,10 +194,18 @@ class Sentinel:
             self._norms.take_returned(memory)
         models = [model for _, model in self._watch.run.chunks]
         memory.training, memory.reduced = self._loop.training(models), self._loop.reduces(models)
+        memory.resting = self._loop.resting(models)
 
     def cut(self) -> None:
         """Note a checkpoint that no backward will reach."""
         self._cut = True
+
+    def epoch(self, sampler: object, number: int) -> None:
+        """Note an epoch that begins, and whether it has the order of the one before."""
+        if self._blind or not self._loop.training([model for _, model in self._watch.run.chunks]):
+            return
+        self._order_repeated |= self._epochs.get(sampler) == number
+        self._sampler, self._epoch = ref(sampler), number
 
     # Total norms.
 
@@ -283,6 +302,7 @@ class Sentinel:
             training=memory.training,
             scaled=memory.scaled,
             reduced=memory.reduced,
+            resting=memory.resting,
             world=self._optimizers.world if backwards else 1,
             clip=1.0,
             strangers=self._optimizers.strangers(),
@@ -301,7 +321,11 @@ class Sentinel:
             seen=seen,
             shown=not self._loop.keeps_elsewhere(optimizer),
             clipped_nothing=self._clipped_nothing,
+            discarded=memory.discarded if memory.applies_latest(self._loop.held(memory.some)) else 0,
             hidden=self.roots.survey.hidden,
+            normalises=self._loop.normalises(optimizer),
+            order_repeated=self._order_repeated,
+            inputs_learn=self.roots.survey.strangers,
             loss_graph=self.roots.survey.graph,
         )
 
@@ -367,6 +391,9 @@ class Sentinel:
 
     def _end(self, memory: OptimizerMemory, ended: ReadUpdate) -> None:
         memory.numbers.send()
+        if self._sampler is not None and (sampler := self._sampler()) is not None:
+            self._epochs[sampler] = self._epoch
+        self._sampler = None
         self._cut, self._clipped_nothing, self.roots.beginning = False, False, None
         self._optimizers.forget_present()
         memory.clear()

@@ -41,8 +41,6 @@ FLUSH_SECONDS = 10.0
 SOME = 20
 """Gradients that are compared before and after the program has changed them."""
 CLOSE = 0.02
-NORMALISING = "betas", "alpha", "rho", "beta2_decay"
-"""Options of optimizers whose updates do not depend on the size of the gradient."""
 
 
 def begin(folder: Path, steps: int) -> None:
@@ -142,12 +140,11 @@ class TrialRecorder:
             self._models |= models
             attempt(self.faults, "parameters", self._parameters.note, models, self._calls.entered)
         number, ratio = len(self._values), self._norm_of_some() / self._norm if self._norm else math.nan
-        group = optimizer.param_groups[0]
         self._accumulations.append(
             Accumulation(
                 values=tuple(self._values),
                 divided_later=number > 1 and abs(ratio * number - 1) < CLOSE,
-                normalises=any(name in group for name in NORMALISING) and not self._clipped,
+                normalises=training_loop.normalises(optimizer) and not self._clipped,
             )
         )
         self._parameters.updating(FINDER.owned(optimizer))

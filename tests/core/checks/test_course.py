@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import count
 from math import nan
 from typing import Any
@@ -159,6 +160,44 @@ def test_auxiliary_heads_and_coefficients_that_come_and_go_are_none() -> None:
     assert not findings("gradient-gone", training.updates(30), training.updates(40, there=NAMES))
     cycles = (training.update(norms={"layers.1": 0.0} if step % 60 < 30 else {}) for step in range(200))
     assert not findings("gradient-gone", cycles)
+
+
+def test_a_beginning_of_a_model_that_never_has_a_gradient_is_found() -> None:
+    """Zeros alone from the first update on, as behind rounding; a small part, or one in the middle, may be meant."""
+    training = Training()
+    (finding,) = findings("gradient-gone", training.updates(40, norms={"embed": 0.0, "layers.0": 0.0}))
+    assert (finding.step, finding.since, finding.where) == (19, 0, ("embed", "layers.0"))
+    assert not findings("gradient-gone", Training().updates(40, norms={"embed.bias": 0.0}))
+
+
+def cosine(step: int, end: int) -> float:
+    """Rate of a schedule that goes on after its end."""
+    return 1e-3 * (0.5 + 0.5 * math.cos(math.pi * step / end))
+
+
+@pytest.mark.parametrize(("end", "times"), [(10, 1), (10, 7), (60, 1), (60, 2)])
+def test_a_schedule_that_goes_on_after_its_end_is_found(end: int, times: int) -> None:
+    """A cosine that rises again along its curve, stepped with each batch, each epoch, or twice."""
+    training = Training()
+    rows = [training.update(rates=(cosine(step // times, end),)) for step in range(2 * end * times)]
+    assert [finding.since for finding in findings("schedule-ahead", rows)] == [(end + 1) * times]
+
+
+RATES = {
+    "warm-up and one cosine": [1e-4 * n for n in range(1, 11)] + [cosine(n, 80) for n in range(81)],
+    "warm restarts": [cosine(n % 40, 40) for n in range(200)],
+    "straight cycles": [1e-3 * abs(n % 40 - 20) / 20 + 1e-6 for n in range(200)],
+    "cosine to a tenth, in cycles": [1e-4 + 0.9 * cosine(n, 40) for n in range(200)],
+    "plateaus": [1e-3 * 0.1 ** (n // 50) for n in range(200)],
+    "straight, and anew with a warm-up": [1e-3 * (1 - n / 50) for n in range(51)] + [1e-4 * n for n in range(11)],
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_schedules_with_cycles_and_new_starts_are_none(name: str) -> None:
+    """As they are meant."""
+    training = Training()
+    assert not findings("schedule-ahead", (training.update(rates=(rate,)) for rate in RATES[name]))
 
 
 def test_all_gradients_that_fall_to_zero_are_found_if_the_loss_does_not() -> None:

@@ -1,0 +1,33 @@
+"""Check for epochs that have one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck
+from probe.core.language import message
+
+
+class OrderRepeated(FactCheck):
+    """Report a sampler that divides samples among ranks and begins a second epoch with the number of the first: the
+    order is the same."""
+
+    name = "same-order"
+    title = "Same order each epoch"
+    why = "The model learns the order, and gradients of neighbours in it agree."
+    source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
+    sees = "the number of the epoch at each beginning of a sampler that divides samples among ranks"
+    remedy = "Call sampler.set_epoch(epoch) at the beginning of each epoch, and pass shuffle=True to the loader."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found = False
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts, self.judged = update.facts, True
+        if facts.order_repeated and not self._found:
+            self._found = True
+            text = message("a second epoch has the order of the first: set_epoch was not called")
+            yield self.finding(facts, facts.step, text, {"epochs": 2})

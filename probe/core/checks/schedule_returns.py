@@ -1,0 +1,73 @@
+"""Check for a schedule that goes on after its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isnan
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import ChangeCheck
+from probe.core.language import message
+
+FALLS, RISES = 4, 3
+"""Changes of the rate in a row, at least."""
+BOTTOM, RETURN, STEP = 0.01, 0.05, 0.25
+"""Parts of the highest rate: one at which a schedule has ended, one to which it has risen again, and the largest change
+that is no new start."""
+FLAT = 0.6
+"""Part of the largest change at most that the first change at the bottom of a cosine has; a straight line has 1."""
+
+
+class ScheduleReturns(ChangeCheck):
+    """Report a learning rate that falls to nothing as a cosine does, and rises again along the same curve.
+
+    New starts leap, and warm-ups and cycles that are straight lines rise as fast at the bottom as later.
+    """
+
+    name = "schedule-ahead"
+    title = "Schedule runs ahead"
+    why = "The rate reaches its end early, or rises again."
+    source = "https://github.com/huggingface/accelerate/issues/2926"
+    sees = "learning rates of the optimizer's groups at each update"
+    remedy = "Step the schedule once an update, or make it for as many steps as it is stepped."
+    lacks = "no learning rate is known on the host"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last, self._highest = 0.0, 0.0
+        self._falls, self._rises = list[float](), list[float]()
+        """Changes of the rate since its highest, and since its lowest."""
+        self._since = -1
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        rate = max(facts.rates, default=float("nan"))
+        if isnan(rate):
+            return
+        self.judged = True
+        change, self._last = rate - self._last, rate
+        self._highest = max(self._highest, rate)
+        if change < 0:
+            self._falls, self._rises = [*self._falls[-FALLS:], -change] if not self._rises else [-change], []
+        elif change > 0 and self._falls:
+            self._since = self._since if self._rises else facts.step
+            self._rises.append(change)
+            if self._has_returned(rate):
+                text = message(
+                    "the learning rate fell to next to nothing, and rises again along the same curve: {rate:.3g} now, "
+                    "up to {highest:.3g} before",
+                    rate=rate,
+                    highest=self._highest,
+                )
+                yield self.finding(facts, self._since, text, {"rate": rate, "highest": self._highest})
+                self._falls, self._rises = [], []
+
+    def _has_returned(self, rate: float) -> bool:
+        """Return whether the rate has come back from a flat bottom."""
+        lowest = rate - sum(self._rises)
+        if len(self._falls) < FALLS or len(self._rises) < RISES or lowest > BOTTOM * self._highest:
+            return False
+        largest = max(self._rises)
+        flat = self._rises[0] <= FLAT * largest and self._falls[-1] <= FLAT * max(self._falls)
+        return flat and largest <= STEP * self._highest and rate >= RETURN * self._highest
