@@ -55,6 +55,8 @@ LARGE = 1 << 24
 """Number above all tokens that float32 holds exactly."""
 HIDDEN = -1e4
 """Number of a mask that is added to scores, from which downwards it hides a position."""
+BETWEEN = frozenset({"Expand", "NativeDropout", "Mul"})
+"""Kinds of nodes between weights of attention and their product with values."""
 PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
 """Kinds of nodes whose results are scores of any size."""
 
@@ -180,6 +182,7 @@ class _Survey:
         self._ahead = [*self._reading(kinds)]
         self._regrouped = next(self._regrouping(kinds), None)
         self._crossing = self._crossed(kinds)
+        self._off_axis = next(self._off_axes(kinds), None)
         self._root = _negated(nodes[0]), self._in_order, _is_mean(nodes[0])
         self._foreign = _foreign(nodes, names)
         self._masks = [*self._masked(kinds)][:MOST_LAYERS]
@@ -188,7 +191,7 @@ class _Survey:
         """Start the copy of the numbers; return a function that waits for the facts."""
         wait, losses, lookups, ahead = self._numbers.send(), self._losses, self._lookups, self._ahead
         masks, shapes, of_root = self._masks, (self._regrouped, self._crossing), self._root
-        foreign = self._foreign
+        foreign, off_axis = self._foreign, self._off_axis
 
         def read() -> LossGraph:
             numbers = wait()
@@ -199,7 +202,7 @@ class _Survey:
             inverted = [place for mask, place in masks if mask.hides_all_but_one([numbers[n] for n in mask])]
             of_losses = tuple(_related(loss, numbers) for loss in losses)
             first = next(iter(inverted), None)
-            facts = (*shapes, first, *of_root, any_causal, foreign)
+            facts = (*shapes, first, off_axis, *of_root, any_causal, foreign)
             return LossGraph(of_losses, min(weights), max(weights), *facts)
 
         return read
@@ -308,6 +311,17 @@ class _Survey:
                 swapped = node in of_scores and before[-2:] == after[:-3:-1] and before[:-1] != after[:-1]
                 if (swapped or exchanges(before, after)) and node not in sliced and not _is_shifted(node):
                     yield Regrouped(before, after, self._place(node))
+
+    def _off_axes(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[str]:
+        """Yield the places of products with weights of attention whose softmax is over none of their positions."""
+        for _, node in filter(lambda pair: pair[0] == "Bmm", kinds):
+            before = _behind(node)
+            while _kind(before) in BETWEEN:
+                before = _behind(before)
+            weights = _saved(before, "result") if _kind(before) == "Softmax" else None
+            axes = weights.dim() if weights is not None and _is_square(weights, 3) else 0
+            if axes and _signed(before._saved_dim) % axes < axes - 2:
+                yield self._place(before)
 
     def _crossed(self, kinds: Sequence[tuple[str, Any]]) -> Crossing | None:
         """Return the first layer that takes the samples of a loss for a sequence, and the places of each for samples,

@@ -163,18 +163,19 @@ class Heads(nn.Module):  # type: ignore[misc]
 
     Args:
         split: whether heads are made by a transpose, and not by a view alone; ``merged`` the same of their end.
+        axis: that of the softmax.
     """
 
-    def __init__(self, split: bool = True, merged: bool = True) -> None:
+    def __init__(self, split: bool = True, merged: bool = True, axis: int = -1) -> None:
         super().__init__()
         self.mix, self.out = nn.Linear(8, 24), nn.Linear(8, 4)
-        self.split, self.merged = split, merged
+        self.split, self.merged, self.axis = split, merged, axis
 
     def forward(self, x: Any) -> Any:
         q, k, v = self.mix(x).chunk(3, -1)
         shapes = ((6, LENGTH, 2, 4), (1, 2)) if self.split else ((6, 2, LENGTH, 4), (1, 1))
         q, k, v = (part.reshape(shapes[0]).transpose(*shapes[1]) for part in (q, k, v))
-        mixed = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        mixed = F.dropout((q @ k.transpose(-1, -2)).softmax(self.axis), 0.1) @ v
         return self.out((mixed.transpose(1, 2) if self.merged else mixed).reshape(6, LENGTH, 8)).mean(1)
 
 
@@ -238,6 +239,16 @@ def padding_alone_is_read(faulty: bool) -> Program:
         return F.cross_entropy(scores, torch.randint(0, 4, (4,)))
 
     return model, updates(loss)
+
+
+@program("softmax-axis", "mix")
+def attention_is_normalized_over_heads(faulty: bool) -> Program:
+    return Heads(axis=1 if faulty else -1), updates(of_sequences)
+
+
+@program("softmax-axis", "mix")
+def attention_is_normalized_over_samples(faulty: bool) -> Program:
+    return Heads(axis=0 if faulty else -1), updates(of_sequences)
 
 
 @program("loss-negated")

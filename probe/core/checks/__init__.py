@@ -34,6 +34,7 @@ from probe.core.checks.loss_form import (
     PairwiseLoss,
     ReadsAhead,
     RectifiedScores,
+    SoftmaxAxis,
 )
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
@@ -114,6 +115,7 @@ CHECKS: dict[str, type[Check]] = {
     "axes-exchanged": ExchangedAxes,
     "samples-as-sequence": MixedSamples,
     "mask-inverted": InvertedMask,
+    "softmax-axis": SoftmaxAxis,
     "no-gradient": NoGradient,
     "not-held": NotHeld,
     "held-twice": HeldTwice,

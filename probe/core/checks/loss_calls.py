@@ -125,6 +125,8 @@ class LossGraph(NamedTuple):
     inverted: str | None = None
     """Name of the parameter that is nearest before attention that reads only what is one and the same token, of several
     in each sequence, and hides all others; None if none does."""
+    off_axis: str | None = None
+    """The same of attention whose weights have a sum of 1 over samples or heads; None if none has."""
     negated: str = ""
     """Name of the loss whose negative is the root; empty if that is something else."""
     in_order: Callable[[], bool] = bool

@@ -374,6 +374,25 @@ class InvertedMask(OfShapes):
         return LossFault(text, {}, _module(graph.inverted))
 
 
+class SoftmaxAxis(OfShapes):
+    """Report attention whose softmax is taken over the samples of the batch or over the heads, as ``softmax`` without
+    ``dim`` does with three or four axes."""
+
+    name = "softmax-axis"
+    title = "Softmax over another axis"
+    why = "The weights of a position have no sum of 1, and depend on other samples."
+    source = "https://discuss.pytorch.org/t/implicit-dimension-choice-for-softmax-warning/12314"
+    remedy = "Pass dim=-1 to the softmax: over the positions that are read."
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if graph.off_axis is None:
+            return None
+        text = message("the weights of attention have a sum of 1 over samples or heads, and not over positions")
+        return LossFault(text, {}, _module(graph.off_axis))
+
+
 class OneClass(OfShapes):
     """Report that the labels of each of the first batches are sorted and of one class, or of two neighbours, and that
     their loader does not shuffle. Losses with one class by intention, such as contrastive ones, have loaders that do.
