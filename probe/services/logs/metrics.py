@@ -20,7 +20,7 @@ Metrics = dict[str, Number]
 
 MOST = 128
 """Largest number of metrics of one line."""
-OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
+OF_UNIT = {"tok": "tokens_per_second", "wps": "tokens_per_second", "tfl": "tflops_per_device"}
 """Names of a throughput by the beginning of its unit."""
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:\d-] |(?:info|debug) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
@@ -44,7 +44,7 @@ THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
-UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6}|tok(?:en)?s?/s(?:ec)?)"
+UNIT = rb"(?:(?:[kKM] )?(?:wps|tok(?:en)?s?/s(?:ec)?)|[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}([:=]|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
@@ -97,7 +97,7 @@ ROW = Expression(
 """Row of a table: ``| loss | 0.12 |``."""
 GPU = Expression(rb"\b(?:GPU|NPU)\s{0,2}(\d{1,4}): ?([\d.]{1,12})\s?Gi?B\s?/\s?([\d.]{1,12})\s?Gi?B")
 BAR = Expression(
-    rb"(\d{1,3})%\|[^|]{0,1000}\| {0,8}([\d.]{1,12})([kMGT]?)/([\d.]{1,12})([kMGT]?) \[[\d:]{1,12}<[\d:?]{1,12}"
+    rb"(\d{1,3})%(?:\|[^|]{0,1000}\|)? {0,8}([\d.]{1,12})([kMGT]?)/([\d.]{1,12})([kMGT]?) \[[\d:]{1,12}<[\d:?]{1,12}"
     rb"(?:, {1,8}([\d.]{1,12}|\?) ?(it/s|s/it))?"
 )
 """State of a progress bar of tqdm."""
@@ -108,7 +108,7 @@ OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-TITLE = Expression(rb"(?:^|[\])]:?\s{0,2})[\[(]?(?:(epoch)|train|step|iter)[^|]{0,40}$")
+TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(epoch)|train|step|iter)[^|]{0,40}$")
 """Title of a bar that shows training, not a download."""
 
 
@@ -124,7 +124,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     metrics: Metrics = {}
     if b"time (ms) |" in low:
         return metrics  # a row of times; ``step: 12.3`` is that of the optimizer
-    if b"%|" in line:
+    if b"%|" in line or b"% " in line:
         _bar(line, metrics)
     if b"={'" in line or b": {'" in line:
         line = _nested(line, metrics)
@@ -140,7 +140,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
-    _settle(metrics)
+    _settle(metrics, low)
     if "loss" in metrics and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
         metrics.setdefault(HELD_OUT[found.group(1).decode()], metrics.pop("loss"))
     return metrics
@@ -372,7 +372,8 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     """Return our name for one in a log, and the unit: as stated, or as the name ends: ``elapsed_ms``, ``time in s``."""
     unit = (stated or b"").decode("ascii", "replace")
     if known := ours(name):
-        return OF_UNIT.get(unit[:3].lower(), known) if known == "throughput" else known, unit
+        thousands, _, of = unit.rpartition(" ")
+        return (OF_UNIT.get(of[:3].lower(), known), thousands or unit) if known == "throughput" else (known, unit)
     for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
         if name.endswith(end):
             return ours(name.removesuffix(end)), unit or of_name
@@ -430,8 +431,10 @@ def _bar(line: bytes, metrics: Metrics) -> None:
             _put(metrics, TOTALS[name], total)
 
 
-def _settle(metrics: Metrics) -> None:
-    """Name a time by the rest of its line; any line may have one."""
+def _settle(metrics: Metrics, low: bytes) -> None:
+    """Name a time by the rest of its line; any line may have one. That of the loader is beside that of the model."""
+    if b"iter_time" in low and b"forward_time" in low:
+        metrics.pop("step_time", None)
     time = metrics.pop("time", None)
     if time is None:
         return

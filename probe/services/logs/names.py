@@ -25,7 +25,7 @@ WORDS = {
     "step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
-    "batch": "batch",
+    "batch": "batch, trainbatch",
     "time": "time, seconds, dt, time cost, cost time, time taken",
     "step_time": "step time, per step time, iter time, iteration time, step avg, train step timing, elapsed step time, "
     "batch time, batch cost",
@@ -36,7 +36,7 @@ WORDS = {
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
     "steps_per_second": "steps/s, train speed",
     "tflops_per_device": "tflops, tflop/s, tflop/s/device, tflops/device, throughput/device, model tflops/device",
-    "memory_used_gb": "mem, mem usage, mem used, mem allocated, allocated mem",
+    "memory_used_gb": "mem, mem usage, mem used, mem allocated, allocated mem, gb used",
     "memory_peak_gb": "peak mem, max mem, max mem allocated, peak mem allocated, mem peak",
     "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
@@ -64,7 +64,7 @@ SPELLINGS = tuple(
         (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
-        (r"\b(?:(?:gpu|npu|cuda) )?mem(?:ory)?\b", "mem"),
+        (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),
         (r"^(grad norm) 0$", r"\1"),
         (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
     )
@@ -93,6 +93,7 @@ QUALIFIERS = OF_TRAINING | {
 """Words beside a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
 SCOPES = OF_TRAINING | {
     "trainer", "actor", "policy", "model", "optim", "optimizer", "perf", "timing", "global", "system", "counters",
+    "losses", "memory",
 }  # fmt: skip
 """Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
 HELD_OUT = {
@@ -159,6 +160,5 @@ def _of_scope(scope: str, name: str) -> str:
         return "step_time" if name == "step" else named(name)
     if first in HELD_OUT:
         return HELD_OUT[first] if named(name) == "loss" else ""
-    if first in SCOPES:
-        return named(name)
-    return named(f"{scope} {name}".replace("/", " ")) if scope else ""
+    known = named(name) if first in SCOPES else ""
+    return known or (named(f"{scope} {name}".replace("/", " ")) if scope else "")

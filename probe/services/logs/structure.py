@@ -59,7 +59,7 @@ ROLE = Expression(
 """``[default3]:`` and ``default3:`` of torchrun, whose number is the local rank."""
 BARE = Expression(rb"\[(\d{1,5})\]:(?:\s|$)")
 """``[3]:`` of launchers that write only the number of the process."""
-MPI = Expression(rb"\[\d{1,4},(\d{1,7})\]<std(?:out|err)>:")
+MPI = Expression(rb"\[\d{1,4},(?:mpirank:)?(\d{1,7})(?:,[\w-]{1,64})?\]<std(?:out|err)>:")
 """mpirun's prefix: ``[job,rank]<stderr>:``."""
 
 PAIR = Expression(rb"\b([A-Za-z_]\w{0,63})=(\"[^\"]{0,512}\"|'[^']{0,512}'|[^\s,;|(){}\[\]\"']{1,256})")
