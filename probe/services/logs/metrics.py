@@ -34,13 +34,15 @@ COUNTS = frozenset(
 """Names of numbers that are whole unless the line has a fraction."""
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
-SECONDS = frozenset({"step_time", "epoch_time", "time"})
+SECONDS = frozenset({"step_time", "epoch_time", "validation_time", "time"})
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
 TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
 BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 """Gigabytes in a unit of memory, by its first letter."""
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
+CLOCK = Expression(rb":\d\d")
+"""What follows the hours of a time of day: ``Time=07:29:39``."""
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
@@ -339,7 +341,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if not known and loss_before:
             known = HELD_OUT.get(name.lower(), "")
         loss_before = known == "loss"
-        if not known or _no_unit_of(known, unit, text):
+        if not known or _no_unit_of(known, unit, text) or (known in SECONDS and CLOCK.match(line[found.end(4) :])):
             continue
         if not sign and found.group(7) is None and known not in COUNTERS:
             pending = found.end(), known, text, _divisor(known, unit)

@@ -70,6 +70,8 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = INFINITY.replace(line, b"inf")
     if b"from " in line:
         line = CHANGED.replace(line, rb"to \1")
+    if b"\xef\xbc" in line:
+        line = line.replace(b"\xef\xbc\x9a", b": ").replace(b"\xef\xbc\x8c", b", ")  # wide colon and comma
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:

@@ -230,7 +230,7 @@ SIGNS: tuple[Sign, ...] = (
         "ecc_error critical gpu device",
         "ecc error, edac, hardware error, bit ecc, uce error, uncorrectable",
         rb"uncorrectable (?:(?:ecc|memory|hbm|dram|sram) ){0,2}error (?:encountered|detected|occurred)",
-        rb"(?:double|multi|single)[ -]bit ecc",
+        rb"(?:double|multi|single)[ -]bit ecc|\buncorrectable hardware error",
         rb"\bedac\b[^|]{0,60}\b\d{1,9} [cu]e\b",
         rb"\[hardware error\]:",
         rb"\bhbm\b[^|]{0,40}\becc\b",
