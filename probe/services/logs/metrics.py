@@ -110,7 +110,7 @@ OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(epoch)|train|step|iter)[^|]{0,40}$")
+TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epoch)|train|step|iter)[^|]{0,40}$")
 """Title of a bar that shows training, not a download."""
 
 
@@ -279,7 +279,7 @@ def _piped(low: bytes) -> Metrics:
         name, colon, text = part.rpartition(b":")
         known, divisor, whole = _FIELDS.get(name) or _field(name)
         if not known:
-            if colon or b"iteration" in part:
+            if colon or b"iteration" in part or b"epoch" in part:
                 _counted(part, metrics)
                 continue
             name, _, text = part.strip().rpartition(b" ")
@@ -298,11 +298,12 @@ def _piped(low: bytes) -> Metrics:
 
 
 def _counted(part: bytes, metrics: Metrics) -> None:
-    """Add the iteration of a part such as ``iteration 120/ 5000``."""
-    _, named, numbers = part.rpartition(b"iteration")
-    for count, written in zip(("step", "total_steps"), numbers.split(b"/") if named else (), strict=False):
-        if (number := number_of(written.strip(b" :").partition(b" ")[0])) is not None:
-            metrics.setdefault(count, number)
+    """Add the iteration, or the epoch, of a part such as ``iteration 120/ 5000``."""
+    for word, count in ((b"iteration", "step"), (b"epoch", "epoch")):
+        _, named, numbers = part.rpartition(word)
+        for name, written in zip((count, TOTALS[count]), numbers.split(b"/") if named else (), strict=False):
+            if (number := number_of(written.strip(b" :").partition(b" ")[0])) is not None:
+                metrics.setdefault(name, number)
 
 
 def _field(name: bytes) -> tuple[str, float, bool]:

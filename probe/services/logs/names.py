@@ -84,7 +84,7 @@ PARTS = frozenset(
 )
 """Words before a loss that make it a part of it, or another model's: ``critic loss``."""
 OF_TRAINING = frozenset({"train", "training"})
-WHOLE = OF_TRAINING | {"total"}
+WHOLE = OF_TRAINING | {"total", "running"}
 """Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
     "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global",

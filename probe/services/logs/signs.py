@@ -177,16 +177,17 @@ SIGNS: tuple[Sign, ...] = (
         "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
-        "no route to host, rendezvousclosed, by watchdog at work, err02, [error] , connect to, sending heartbeats, "
+        "no route to host, retry count, rendezvousclosed, by watchdog at work, err02, [error] , connect to, sending heartbeats, "
         "[c10d], " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
         rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated)",
-        rb"\[(?:error|critical)\] (?:hccl|hcom|distributed)\(",
+        rb"\[(?:error|critical)\] (?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats",
         rb"\[c10d\][^|]{0,120}\bfailed\b",
         rb"\bfailed to \w[^|]{0,80}\bhccl",
+        rb"\btransport retry count(?:er)? exceeded\b",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
         rb"\bnccl (?:error|failure)\b",
@@ -338,7 +339,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "communication_error high communication " + OF_ERROR,
         "error, exception, fatal, critical",
-        rb"\b(?:[nhr]ccl|gloo|c10d|process ?group|collective|coordination service)" + FAILED,
+        rb"\b(?:[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service)" + FAILED,
     ),
     _sign(
         "device_error high gpu " + OF_ERROR,
