@@ -20,8 +20,6 @@ Metrics = dict[str, Number]
 
 MOST = 128
 """Largest number of metrics of one line."""
-OF_UNIT = {"tok": "tokens_per_second", "wps": "tokens_per_second", "tfl": "tflops_per_device"}
-"""Names of a throughput by the beginning of its unit."""
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:\d-] |(?:info|debug) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
     rb"[^|]{0,32}(?:\||:|step|epoch|batch)"
@@ -46,7 +44,7 @@ CLOCK = Expression(rb":\d\d")
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
-UNIT = rb"(?:(?:[kKM] )?(?:wps|tok(?:en)?s?/s(?:ec)?)|[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
+UNIT = rb"(?:(?:[kKM] )?(?:wps|tok(?:en)?s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}([:=]|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
@@ -316,7 +314,8 @@ def _field(name: bytes) -> tuple[str, float, bool]:
     known = "" if len(plain) > LONGEST else named(plain.decode("utf-8", "replace"))
     if not known and plain.endswith(b"loss") and plain.isascii() and len(plain) <= LONGEST:
         known = _plain(plain)
-    field = known, _divisor(known, unit[:-1].decode("utf-8", "replace")), known in COUNTS
+    of = unit[:-1].decode("utf-8", "replace")
+    field = _of_rate(known, of), _divisor(known, of), known in COUNTS
     if len(_FIELDS) < MOST:
         _FIELDS[name] = field
     return field
@@ -375,12 +374,17 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     """Return our name for one in a log, and the unit: as stated, or as the name ends: ``elapsed_ms``, ``time in s``."""
     unit = (stated or b"").decode("ascii", "replace")
     if known := ours(name):
-        thousands, _, of = unit.rpartition(" ")
-        return (OF_UNIT.get(of[:3].lower(), known), thousands or unit) if known == "throughput" else (known, unit)
+        return _of_rate(known, unit), unit
     for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
         if name.endswith(end):
             return ours(name.removesuffix(end)), unit or of_name
     return "", unit
+
+
+def _of_rate(known: str, unit: str) -> str:
+    """Return our name for a throughput in a ``unit``: of samples, tokens or operations, of all devices or of each."""
+    rate = named(unit[2 * (unit[1:2] == " ") :].lower()) if known == "throughput" else ""
+    return rate if rate.endswith(("_second", "_device")) else known
 
 
 def _order(name: str) -> int:
@@ -396,7 +400,7 @@ def _divisor(name: str, unit: str) -> float:
     if name.startswith("memory_"):
         return 1 / BYTES.get(unit[:1].upper(), 1.0)
     if name in COUNTS or name == "throughput" or name.startswith("tokens_"):
-        return 1 / THOUSANDS.get(unit, 1.0)
+        return 1 / THOUSANDS.get(unit[:1] if unit[1:2] in ("", " ") else "", 1.0)
     return 1.0
 
 

@@ -61,7 +61,7 @@ SPELLINGS = tuple(
         (r"(?: per |/)s(?:ec(?:ond)?)?\b", "/s"),
         (r"(?: per |/)(?:[gn]pu|device)\b", "/device"),
         (r"\b(?:examples?|images?|imgs?|sequences?|records?|sample)/s", "samples/s"),
-        (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
+        (r"\b(?:words?|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
         (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),
@@ -88,7 +88,7 @@ WHOLE = OF_TRAINING | {"total", "running"}
 """Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
     "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global",
-    "total", "reduced", "batch",
+    "total", "reduced", "batch", "epoch",
 }  # fmt: skip
 """Words beside a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
 SCOPES = OF_TRAINING | {
@@ -104,6 +104,7 @@ HELD_OUT = {
 OTHERWISE = frozenset(
     {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
     | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
+    | {"accumulation", "logging", "prompt", "generation"}
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 
@@ -145,6 +146,8 @@ def named(name: str) -> str:
     first, _, rest = name.partition(" ")
     if not rest:
         return ""
+    if name.endswith((" avg", " mean")):
+        return named(name.rpartition(" ")[0])
     if first == "loss":  # the other way round
         return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")
     known = named(rest) if first in QUALIFIERS or first in HELD_OUT else ""

@@ -44,7 +44,7 @@ SHORT = (
     (b"'s ", b" "), (b" : Time ", b" : elapsed time "),
 )  # fmt: skip
 """Abbreviations of counters and rates, ``training's l2``, and Marian's time of all steps since its last line."""
-TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb") ([A-Za-z][A-Za-z ]{0,24})$")
+TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z ]{0,24}))?$")
 """Part of a row of numbers before their names, the first after the step: ``10  41.2 ms run,  2.31 loss``."""
 FEWEST = 3
 """Smallest number of such parts in a row."""
@@ -87,8 +87,8 @@ def with_plain_numbers(line: bytes) -> bytes:
 def _turned(parts: list[bytes], line: bytes) -> bytes:
     """Return a ``line`` of the ``parts`` between commas with each name before its number, if all are the other way."""
     found = [TURNED.match(part.rstrip()) for part in parts]
-    if sum(map(bool, found)) < FEWEST:
+    turned = [b"%b: %b" % each.group(3, 2) for each in found if each and each.group(3)]
+    if len(turned) < FEWEST:
         return line
     first = found[0] and found[0].group(1)
-    turned = b", ".join(b"%b: %b" % each.group(3, 2) for each in found if each)
-    return b"step: %b, %b" % (first, turned) if first else turned
+    return b", ".join([b"step: " + first] * bool(first) + turned)

@@ -169,7 +169,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bbarrier timed out",
         rb"\btimed out initializing process group\b",
         rb"notify register times out",
-        rb"detected no heartbeat",
+        rb"detected no heartbeat|\bdid not (?:get|receive)[^|]{0,24} heartbeat",
         rb"store[^|]{0,40} timed out",
     ),
     _sign(
@@ -218,7 +218,7 @@ SIGNS: tuple[Sign, ...] = (
         "device_lost critical gpu device",
         "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
         "marked for reset, device inaccessible",
-        rb"\bheartbeat lost\b",
+        rb"\b(?:[gn]pu|device|chip)\b[^|]{0,60}\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
         rb"unable to determine the device handle for gpu",
@@ -312,7 +312,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
-        "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
+        "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
         "general protection, exited unexpectedly, crashederror, unavailableerror, died, back-off restarting, "
         "crashloopbackoff, srun: error, non-zero exit status",
         rb"\bchildfailederror\b",
@@ -326,13 +326,13 @@ SIGNS: tuple[Sign, ...] = (
         rb"\breceived signal \d{1,3}\b",
         rb"died with <signals",
         rb"exits with return code = -?[1-9]",
-        rb"exited with (?:exit )?code -?[1-9]",
+        rb"(?:exited|failed) with (?:exit )?code -?[1-9]",
+        rb"\bencountered a fatal error\b",
         rb"process \d{1,9} (?:terminated with (?:signal|exit code)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
         rb"\breturned non-zero exit status [1-9]",
-        rb"\bactor died unexpectedly\b",
-        rb"\b(?:actor|worker|node)(?:died|crashed|unavailable)error\b",
-        rb"\bworker(?: process)? (?:has )?died\b",
+        rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
+        rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
     ),
