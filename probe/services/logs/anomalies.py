@@ -37,7 +37,7 @@ OPTIONAL = Expression(rb"failed to (?:open|find|load) \S{0,32}(?:lib|plugin|symb
 """Words of a message about a library that a program does without."""
 GUESS = Expression(rb"^[^.;|!]{0,3}[ -](?:(?:can|could|may|might|would) |prone\b)")
 """Words after a phrase that make it a guess: ``a deadlock may occur``."""
-SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; ")
+SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; |\): ")
 """Begin of a sentence; some messages leave out the space before it."""
 FRAME = Expression(
     rb"^(?:[^\s]{0,24}:?\s{1,8})?(?:file \"[^\"]{1,400}\", line \d{1,9}|\s{0,64}raise [a-z_][\w.]{0,80}\(|"
@@ -45,7 +45,7 @@ FRAME = Expression(
 )
 """Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end."""
 AFTER = Expression(
-    rb"^.{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
+    rb"^[^.]{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
     rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|[:=] ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""

@@ -42,7 +42,7 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
     )
 
 
-FAILED = rb"\b[^|]{0,160}\b(?:fail(?:ed|ure)?|error|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?)\b"
+FAILED = rb"\b[^|]{0,160}\b(?:fail(?:ed|ure)?|error|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|timed? out|times out)\b"
 LAST, OF_ERROR = "last", "error"
 """Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
 ERROR that anything about a device or about communication has."""
@@ -191,7 +191,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
         rb"\bnccl (?:error|failure)\b",
-        rb"nccl watchdog thread terminated",
+        rb"\b[nh]ccl watchdog thread terminated",
         rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
         rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
         rb"\bgloo\b[^|]{0,80}\bfailed\b",
@@ -243,7 +243,7 @@ SIGNS: tuple[Sign, ...] = (
         "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, "
         "launch failure, misaligned address, _status_, synstatus, initialization failed, failed to initialize, "
         "fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, runtime result, err0, err99, "
-        "runtime acl, call acl, call rt, aclrt, happen error, halted unexpectedly, gpu reset begin, *error* ring, "
+        "runtime acl, call acl, call rt, aclrt, happen error, stream failed, halted unexpectedly, gpu reset begin, *error* ring, "
         + ASCEND,
         rb"device-side assert\b",
         rb"illegal memory access",
@@ -262,7 +262,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
         rb"\bkernel (?:task )?happen error\b",
-        rb"\bcore halted unexpectedly",
+        rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b",
         rb"\*error\* ring \S{1,24} timeout",
         rb"\b(?:error code|runtime result|failed)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
