@@ -63,7 +63,7 @@ ENTRY = Expression(
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
     rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
-    rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[ ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
+    rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[( ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
@@ -83,7 +83,9 @@ FIRST = Expression(
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
 )
 """Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
-BRACKETED = Expression(rb"[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]")
+BRACKETED = Expression(
+    rb"(?i)(?:^|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>-])\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
+)
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
 COLUMN = Expression(rb"^\s{0,8}(\d{1,9})() \|")
 """Step in the first column: ``1230 | loss 5.4``."""
@@ -335,7 +337,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if pending is not None and pending[0] == found.start():
             _put(metrics, *pending[1:])
         pending = None
-        if not sign and name.endswith((" is", " to")):
+        if name.endswith((" is", " to")):
             name, sign = CHANGED.sub("", name[:-3]), b"is"
         known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
         if not known and loss_before:

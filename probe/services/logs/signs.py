@@ -159,7 +159,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout occurred)",
         rb"timed out waiting [\d.]{1,12} ?ms for",
         rb"timed out after \d{1,9} seconds waiting for clients",
-        rb"timed out in monitoredbarrier",
+        rb"\b(?:timed out in|failed to pass) monitoredbarrier",
         rb"rendezvous(?:timeout|connection)error",
         rb"\bsocket timeout\b",
         rb"client socket has timed out",
@@ -240,12 +240,12 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_error critical gpu device",
-        "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, "
+        "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, assertion `, illegal memory access, "
         "launch failure, misaligned address, _status_, synstatus, initialization failed, failed to initialize, "
         "fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, runtime result, err0, err99, "
         "runtime acl, call acl, call rt, aclrt, happen error, stream failed, halted unexpectedly, gpu reset begin, *error* ring, "
         + ASCEND,
-        rb"device-side assert\b",
+        rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access",
         rb"unspecified launch failure",
         rb"misaligned address",
