@@ -46,7 +46,7 @@ FRAME = Expression(
 """Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end."""
 AFTER = Expression(
     rb"^[^.]{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
-    rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|[:=] ?(?:0|false|no|none|off))\b"
+    rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|0(?:[.]0{1,6})?|[:=] ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
@@ -90,7 +90,9 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
         sign = SIGNS[index]
         if sign.group in groups or sign.kind in groups:
             continue
-        if (sign.group == LAST and found) or (sign.group == OF_ERROR and (found or not error)):
+        if (found and sign.group in (LAST, OF_ERROR)) or (sign.group == OF_ERROR and not error):
+            continue
+        if sign.kind == "device_error" and "oom" in groups:  # which explains it
             continue
         match = _undenied(sign, low)
         if match is None or (sign.needs is not None and sign.needs.search(low) is None):

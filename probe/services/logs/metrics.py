@@ -47,7 +47,7 @@ UNSTATED = 1000
 UNIT = rb"(?:(?:[kKM] )?(?:wps|tok(?:en)?s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
-    rb"(?:\s{0,6}([:=]|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
+    rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
     rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
@@ -77,6 +77,7 @@ RATE = Expression(
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
 CELL = Expression(rb"\| {0,4}(" + NUMBER + rb") ?(ms|s) {0,4}(?:$|\|)")
 """Time without a name: ``| 8060.78ms |``."""
+RATED = ("throughput", "steps_per_second")
 RATES = {b"it": "steps_per_second", b"st": "steps_per_second"} | dict.fromkeys((b"to", b"wo"), "tokens_per_second")
 FIRST = Expression(
     rb"^(?:[^\w\[(|]{0,4}[\[(]?\s{0,8}|.{0,64} \|\s{0,8})(\d{1,9})\s?/\s{0,8}(\d{1,9})"
@@ -252,7 +253,7 @@ def put_entry(metrics: Metrics, name: str, text: bytes, second: bytes, otherwise
     """Add an entry of a dictionary, with ``/ second`` where there is one: under our name, or else under ``otherwise``,
     which may be empty."""
     plain, _, unit = (name.partition("/")[0] if second else name).partition("(")
-    known = ours(plain.strip())
+    known = _of_rate(ours(plain.strip()), unit.rstrip(")"))
     if _put(metrics, known or otherwise, text, _divisor(known, unit.rstrip(")"))) and second:
         _put(metrics, TOTALS.get(known, ""), second)
 
@@ -366,9 +367,9 @@ def _replace_step(step: Number | None, metrics: Metrics) -> None:
 def _no_unit_of(known: str, unit: str, text: bytes) -> bool:
     """Return whether a number cannot be that quantity: a percentage of steps, bytes or megabytes without a unit."""
     if unit == "%":
-        return known in COUNTS
-    if known == "loss" and unit in TIMES:
-        return True  # ``cost: 12 s``
+        return known in COUNTS or known.startswith("memory_")
+    if (known == "loss" or known in COUNTERS) and unit in TIMES:
+        return True  # ``cost: 12 s``, ``time for 100 iters: 12 s``
     return not unit and known.startswith("memory_") and abs(number_of(text) or 0) >= UNSTATED
 
 
@@ -384,9 +385,10 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
 
 
 def _of_rate(known: str, unit: str) -> str:
-    """Return our name for a throughput in a ``unit``: of samples, tokens or operations, of all devices or of each."""
-    rate = named(unit[2 * (unit[1:2] == " ") :].lower()) if known == "throughput" else ""
-    return rate if rate.endswith(("_second", "_device")) else known
+    """Return our name for a throughput in a ``unit``: of samples, tokens or operations, of all devices or of each; for a
+    speed in seconds a step that of its time."""
+    rate = named(unit[2 * (unit[1:2] == " ") :].lower()) if known in RATED else ""
+    return rate if rate.endswith(("_second", "_device", "_time")) else known
 
 
 def _order(name: str) -> int:
