@@ -349,6 +349,8 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if not sign and found.group(7) is None and known not in COUNTERS:
             pending = found.end(), known, text, _divisor(known, unit)
             continue
+        if known == "accuracy" and second:
+            continue  # a count of a whole
         if known == "step":
             if (rank := _order(name)) >= order:
                 continue

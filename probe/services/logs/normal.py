@@ -40,7 +40,7 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
 SHORT = (
-    *((each, b"epoch ") for each in (b"Ep. ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "),
+    *((each, b"epoch ") for each in (b"Ep. ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "), (b"al. ", b"al "),
     (b"'s ", b" "), (b" : Time ", b" : elapsed time "),
 )  # fmt: skip
 """Abbreviations of counters and rates, ``training's l2``, and Marian's time of all steps since its last line."""
@@ -78,7 +78,7 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
     if b" loss," in line and len(parts := line.split(b",", 64)) >= FEWEST:
         line = _turned(parts, line)
-    if b"Ep" in line or b"Up. " in line or b"[Pa" in line or b"'s " in line:
+    if b"Ep" in line or b"Up. " in line or b"l. " in line or b"[Pa" in line or b"'s " in line:
         for short, whole in SHORT:
             line = line.replace(short, whole)
     return line
