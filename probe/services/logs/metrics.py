@@ -44,7 +44,8 @@ CLOCK = Expression(rb":\d\d")
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
-UNIT = rb"(?:(?:[kKM] )?(?:wps|tok(?:en)?s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
+UNIT = rb"(?:(?:[kKM] )?(?:wps|tok(?:en)?s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
+UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
@@ -344,13 +345,15 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if not known and loss_before:
             known = HELD_OUT.get(name.lower(), "")
         loss_before = known == "loss"
-        if not known or _no_unit_of(known, unit, text) or (known in SECONDS and CLOCK.match(line[found.end(4) :])):
+        if (
+            not known
+            or _no_unit_of(known, unit, text, second)
+            or (known in SECONDS and CLOCK.match(line[found.end(4) :]))
+        ):
             continue
         if not sign and found.group(7) is None and known not in COUNTERS:
             pending = found.end(), known, text, _divisor(known, unit)
             continue
-        if known == "accuracy" and second:
-            continue  # a count of a whole
         if known == "step":
             if (rank := _order(name)) >= order:
                 continue
@@ -366,10 +369,12 @@ def _replace_step(step: Number | None, metrics: Metrics) -> None:
         metrics.pop("total_steps", None)
 
 
-def _no_unit_of(known: str, unit: str, text: bytes) -> bool:
+def _no_unit_of(known: str, unit: str, text: bytes, second: bytes) -> bool:
     """Return whether a number cannot be that quantity: a percentage of steps, bytes or megabytes without a unit."""
     if unit == "%":
         return known in COUNTS or known.startswith("memory_")
+    if known == "accuracy" and second:
+        return True  # a count of a whole
     if (known == "loss" or known in COUNTERS) and unit in TIMES:
         return True  # ``cost: 12 s``, ``time for 100 iters: 12 s``
     return not unit and known.startswith("memory_") and abs(number_of(text) or 0) >= UNSTATED
@@ -387,8 +392,8 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
 
 
 def _of_rate(known: str, unit: str) -> str:
-    """Return our name for a throughput in a ``unit``: of samples, tokens or operations, of all devices or of each; for a
-    speed in seconds a step that of its time."""
+    """Return our name for a throughput in a ``unit``: of samples, tokens or operations, of all devices or of each; that
+    of its time for a speed in seconds a step."""
     rate = named(unit[2 * (unit[1:2] == " ") :].lower()) if known in RATED else ""
     return rate if rate.endswith(("_second", "_device", "_time")) else known
 

@@ -128,7 +128,8 @@ def ours(name: str) -> str:
                 return ""
             if start and known == "loss" and words[start - 1] in PARTS:
                 return f"{words[start - 1]}_loss"
-            return known if not held_out or (known in COUNTERS and plain[-1] != "s") else held_out if known == "loss" else ""
+            counted = known in COUNTERS and plain[-1] != "s"
+            return known if counted or not held_out else held_out if known == "loss" else ""
         held_out = HELD_OUT.get(word.rstrip("_0123456789"), held_out)
     last = words[-1]
     return last if last.endswith("loss") or last.startswith(("loss/", "loss_")) else ""

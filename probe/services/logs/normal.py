@@ -29,8 +29,8 @@ BOXED = Expression(
 """Scalar in the notation of an array library: ``np.float64(0.3)``, ``tensor(2.3, device='cuda:0')``."""
 NOT_A_NUMBER = Expression(rb"(?i)\b(?:1\.#(?:[qs]nan|ind|nan)0{0,8}|[qs]?nan(?:\(\w{0,40}\)|q\b|\.0\b))")
 INFINITY = Expression(rb"(?i)(?:\b1\.#inf(?:inity)?0{0,8}|\xe2\x88\x9e)")
-"""Spellings of the runtimes of C and C++: ``1.#QNAN``, ``-nan(ind)``, ``nan(0x8000)``, ``1.#INF``; tqdm's ``nan.0``; and
-the sign."""
+"""Spellings of the runtimes of C and C++: ``1.#QNAN``, ``-nan(ind)``, ``nan(0x8000)``, ``1.#INF``; tqdm's ``nan.0``;
+and the sign."""
 CHANGED = Expression(
     rb"\bfrom " + NUMBER.join((rb"(?:", rb")")) + rb" {0,2}(?:to|-{1,2}>|=>|\xe2\x86\x92) {0,2}(" + NUMBER + rb")"
 )
@@ -40,10 +40,11 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
 SHORT = (
-    *((each, b"epoch ") for each in (b"Ep. ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "), (b"al. ", b"al "),
-    (b"'s ", b" "), (b" : Time ", b" : elapsed time "),
+    *((each, b"epoch ") for each in (b"Ep. ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "),
+    (b"al. ", b"al "), (b"'s ", b" "), (b" : Time ", b" : elapsed time "), (b"\xef\xbc\x9a", b": "),
+    (b"\xef\xbc\x8c", b", "),
 )  # fmt: skip
-"""Abbreviations of counters and rates, ``training's l2``, and Marian's time of all steps since its last line."""
+"""Abbreviations of counters and rates, ``training's l2``, Marian's time since its last line, and wide signs."""
 TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z ]{0,24}))?$")
 """Part of a row of numbers before their names, the first after the step: ``10  41.2 ms run,  2.31 loss``."""
 FEWEST = 3
@@ -51,7 +52,7 @@ FEWEST = 3
 
 
 def without_escapes(text: bytes) -> bytes:
-    """Return a line, or a block of lines, without the escape sequences of a terminal; a ``#015`` is a carriage return."""
+    """Return a line, or a block of lines, without the escape sequences of a terminal; ``#015`` is a carriage return."""
     reset = b"[0m" in text  # every colour that is written out or has lost its ESC is reset so
     if reset or b"\x1b" in text:
         text = ESCAPE.replace(text, b"")
@@ -70,15 +71,13 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = INFINITY.replace(line, b"inf")
     if b"from " in line:
         line = CHANGED.replace(line, rb"to \1")
-    if b"\xef\xbc" in line:
-        line = line.replace(b"\xef\xbc\x9a", b": ").replace(b"\xef\xbc\x8c", b", ")  # wide colon and comma
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
         line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
     if b" loss," in line and len(parts := line.split(b",", 64)) >= FEWEST:
         line = _turned(parts, line)
-    if b"Ep" in line or b"Up. " in line or b"l. " in line or b"[Pa" in line or b"'s " in line:
+    if b"Ep" in line or b"Up. " in line or b"l. " in line or b"[Pa" in line or b"'s " in line or b"\xef\xbc" in line:
         for short, whole in SHORT:
             line = line.replace(short, whole)
     return line

@@ -88,32 +88,16 @@ def level_of(line: bytes, low: bytes) -> str:
 
 def _may_have_level(low: bytes) -> bool:
     return (
-        b"error" in low
-        or b"warn" in low
-        or b"fatal" in low
-        or b"critical" in low
-        or b"level" in low
-        or b"debug" in low
-        or b"trace" in low
-        or b"xception" in low
-        or b"nterrupt" in low
-    )
+        b"error" in low or b"warn" in low or b"fatal" in low or b"critical" in low or b"level" in low
+        or b"debug" in low or b"trace" in low or b"xception" in low or b"nterrupt" in low
+    )  # fmt: skip
 
 
 def _may_have_capitals(head: bytes) -> bool:
     return (
-        b"INFO" in head
-        or b"WARN" in head
-        or b"ERR" in head
-        or b"DEBUG" in head
-        or b"CRIT" in head
-        or b"FATAL" in head
-        or b"TRACE" in head
-        or b"NOTICE" in head
-        or b"EMERG" in head
-        or b"ALERT" in head
-        or b"PANIC" in head
-    )
+        b"INFO" in head or b"WARN" in head or b"ERR" in head or b"DEBUG" in head or b"CRIT" in head or b"FATAL" in head
+        or b"TRACE" in head or b"NOTICE" in head or b"EMERG" in head or b"ALERT" in head or b"PANIC" in head
+    )  # fmt: skip
 
 
 def _in_capitals(line: bytes) -> bytes:
