@@ -65,7 +65,7 @@ SPELLINGS = tuple(
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
         (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),
-        (r"^(grad norm) 0$", r"\1"),
+        (r"^(grad norm) 0$|^[bft][fp]\d{1,2} (mfu)$", r"\1\2"),
         (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
     )
 )
