@@ -90,4 +90,4 @@ def _turned(parts: list[bytes], line: bytes) -> bytes:
     if len(turned) < FEWEST:
         return line
     first = found[0] and found[0].group(1)
-    return b", ".join([b"step: " + first] * bool(first) + turned)
+    return b", ".join(([b"step: " + first] if first else []) + turned)

@@ -224,14 +224,14 @@ SIGNS: tuple[Sign, ...] = (
         "illegal memory access, launch failure, misaligned address, _status_, synstatus, initialization failed, "
         "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
-        "device error, halted unexpectedly, *error* ring, " + ASCEND,
+        "halted unexpectedly, *error* ring, " + ASCEND,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? error: (?:[^o]|o[^u])",
         rb"\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
         rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60} (?:error|failed)",
         rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
-        rb"couldn't communicate with the nvidia driver|\bunknown device error\b",
+        rb"couldn't communicate with the nvidia driver",
         CODE % rb"[a-hk-z1-9]\d{4}",
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
         rb"\b(?:memory access fault|hw exception) by gpu\b",
