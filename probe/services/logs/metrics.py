@@ -302,8 +302,8 @@ def _piped(low: bytes) -> Metrics:
 def _counted(part: bytes, metrics: Metrics) -> None:
     """Add the iteration, or the epoch, of a part such as ``iteration 120/ 5000``."""
     for word, count in ((b"iteration", "step"), (b"epoch", "epoch")):
-        _, named, numbers = part.rpartition(word)
-        for name, written in zip((count, TOTALS[count]), numbers.split(b"/") if named else (), strict=False):
+        written_counts = part.rpartition(word)[2].split(b"/") if word in part else ()
+        for name, written in zip((count, TOTALS[count]), written_counts, strict=False):
             if (number := number_of(written.strip(b" :").partition(b" ")[0])) is not None:
                 metrics.setdefault(name, number)
 
@@ -384,7 +384,7 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     """Return our name for one in a log, and the unit: as stated, or as the name ends: ``elapsed_ms``, ``time in s``."""
     unit = (stated or b"").decode("ascii", "replace")
     if known := ours(name):
-        return _of_rate(known, unit), unit
+        return _of_rate(known, unit) if known in RATED else known, unit
     for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
         if name.endswith(end):
             return ours(name.removesuffix(end)), unit or of_name
@@ -394,7 +394,7 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
 def _of_rate(known: str, unit: str) -> str:
     """Return our name for a throughput in a ``unit``: of samples, tokens or operations, of all devices or of each; that
     of its time for a speed in seconds a step."""
-    rate = named(unit[2 * (unit[1:2] == " ") :].lower()) if known in RATED else ""
+    rate = named(unit[2 * (unit[1:2] == " ") :].lower()) if unit and known in RATED else ""
     return rate if rate.endswith(("_second", "_device", "_time")) else known
 
 

@@ -58,7 +58,7 @@ def without_escapes(text: bytes) -> bytes:
         text = ESCAPE.replace(text, b"")
     if reset:
         text = REMAINS.replace(text, b"")
-    return text.replace(b"#015", b"\r") if b"#015" in text else text
+    return text.replace(b"#015", b"\r") if b"#" in text and b"#015" in text else text
 
 
 def with_plain_numbers(line: bytes) -> bytes:
