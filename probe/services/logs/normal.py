@@ -75,9 +75,10 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
         line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
-    if b" loss," in line and len(parts := line.split(b",", 64)) >= FEWEST:
+    if b"," in line and b" loss," in line and len(parts := line.split(b",", 64)) >= FEWEST:
         line = _turned(parts, line)
-    if b"Ep" in line or b"Up. " in line or b"l. " in line or b"[Pa" in line or b"'s " in line or b"\xef\xbc" in line:
+    rare = b"\xef" in line or (b"'" in line and b"'s " in line) or (b"[" in line and b"[Pa" in line)
+    if rare or b"Ep" in line or b"Up. " in line or b"l. " in line:  # a single byte is found faster than several
         for short, whole in SHORT:
             line = line.replace(short, whole)
     return line
