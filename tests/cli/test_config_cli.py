@@ -314,11 +314,11 @@ def test_a_file_that_cannot_be_read_is_wrong_use(tmp_path: Path, name: str) -> N
 
 
 def test_a_section_without_its_switch_is_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A warning names the key that is missing."""
-    (path := tmp_path / "a.yaml").write_text("monitor_config: {local_norm_format: log}")
+    """A warning names the file, the line and the key that is missing."""
+    (path := tmp_path / "a.yaml").write_text("seed: 1\nmonitor_config: {local_norm_format: log}")
     with caplog.at_level(logging.WARNING, "probe"):
         assert run("check", path).exit_code == 0
-    assert "monitor_config has no effect without its key monitor_on: set it to True" in caplog.text
+    assert f"{path}:2: monitor_config has no effect without its key monitor_on: set it to True" in caplog.text
 
 
 def test_alerts_of_kj600_do_not_stop_training(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,6 +65,7 @@ HOSTILE = [
     '{"log": "' * 12_000,
     "train " * 16_000 + "loss: 1",
     "received " * 11_000 + "sigterm",
+    "1.5 loss, 0.2 lr, 3.0 mem used, 5 s",
     "",
 ]
 

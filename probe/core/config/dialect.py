@@ -77,8 +77,10 @@ class Dialect:
         shown = " or ".join(section or "the top of the file" for section in sections[:MOST_SECTIONS])
         return message("it belongs in the section {section}; move it there", section=shown)
 
-    def misplaced(self, values: Mapping[Any, Any], strict: Collection[str] = (), at: Path = ()) -> Iterator[str]:
-        """Yield a sentence for each key that stands where it is not read.
+    def misplaced(
+        self, values: Mapping[Any, Any], strict: Collection[str] = (), at: Path = ()
+    ) -> Iterator[tuple[Path, str]]:
+        """Yield the path of each key that stands where it is not read, and a sentence about it.
 
         Args:
             strict: sections in which that is an error already.
@@ -91,9 +93,9 @@ class Dialect:
             if not searched or section in (*self.places.get(str(name), (section,)), *strict):
                 continue
             if name not in self.unsupported:
-                yield f"{path_text(path)} has no effect: {self.place(name)}"
+                yield path, f"{path_text(path)} has no effect: {self.place(name)}"
             elif self.asks(value):
-                yield self.not_supported(str(name), path)
+                yield path, self.not_supported(str(name), path)
 
     def not_supported(self, name: str, path: Path) -> str:
         """Return a sentence about a key without an effect here."""

@@ -81,9 +81,9 @@ def read_monitor_config(source: str | PathLike[str] | Mapping[str, Any]) -> Moni
     given = ConfigSource(source)
     values, block = given.values, _block(given)
     at = (ROOT,) if ROOT not in values and ALERT in values else ()
-    for sentence in INTERNEVO.misplaced(values, (ROOT, f"{ROOT}.{ALERT}"), at):
+    for _, sentence in INTERNEVO.misplaced(values, (ROOT, f"{ROOT}.{ALERT}"), at):
         _log.warning("%s: %s", given.name, sentence)
-    whole = {ROOT: _without_unsupported(block)}
+    whole = {ROOT: _without_unsupported(block, given)}
     alert = given.validated(_Whole, whole, InternEvoConfigError, INTERNEVO.place).monitor.alert
     for sentence in _in_vain(alert):
         _log.warning("%s: %s", given.name, sentence)
@@ -112,7 +112,7 @@ def _block(given: ConfigSource) -> Any:
     return {}
 
 
-def _without_unsupported(block: Any, at: tuple[str, ...] = (ROOT,)) -> Any:
+def _without_unsupported(block: Any, given: ConfigSource, at: tuple[str, ...] = (ROOT,)) -> Any:
     """Return ``block`` without the keys that are not supported; those with a value are logged."""
     if not isinstance(block, Mapping):
         return block
@@ -120,7 +120,7 @@ def _without_unsupported(block: Any, at: tuple[str, ...] = (ROOT,)) -> Any:
     section = ".".join(at)
     for key in INTERNEVO.unsupported.keys() & rest.keys():
         if section in INTERNEVO.places[key] and rest.pop(key):
-            _log.warning("%s", INTERNEVO.not_supported(key, (*at, key)))
+            _log.warning("%s: %s", given.name, INTERNEVO.not_supported(key, (*at, key)))
     if at == (ROOT,) and ALERT in rest:
-        rest[ALERT] = _without_unsupported(rest[ALERT], (*at, ALERT))
+        rest[ALERT] = _without_unsupported(rest[ALERT], given, (*at, ALERT))
     return rest

@@ -194,7 +194,7 @@ class _Reader:
         if events is not None:
             values[EVENTS] = _plain(events)
         if not self._found:
-            state = _placed(state, events)
+            state = self._placed(state, events)
         return TransformersConfig(state, loss, events, probe, values)
 
     def _state(self) -> StateSection:
@@ -266,8 +266,8 @@ class _Reader:
             _log.info("callbacks of other types are left to the program: %s", ", ".join(left.values()))
         for index, kind in left.items():
             if meant := nearest(kind, (LOSS, DYNAMIC_LOSS, STATE, PROBE), MISSPELT):
-                at = path_text((CALLBACKS, index, "type"))
-                _log.warning("%s: %s is left to the program; did you mean %s?", at, kind, meant)
+                at = (CALLBACKS, index, "type")
+                self._warn(at, f"{path_text(at)}: {kind} is left to the program; did you mean {meant}?")
 
     def _mapping(self, key: str) -> Mapping[str, Any]:
         value = self._values.get(key)
@@ -295,14 +295,15 @@ class _Reader:
     def _warn_of_unsupported(self, key: str, value: object, at: Path) -> None:
         """Log that ``key`` is not supported, if it would switch anything on."""
         if TRANSFORMERS.asks(value):
-            _log.warning("%s", TRANSFORMERS.not_supported(key, (*at, key)))
+            self._warn((*at, key), TRANSFORMERS.not_supported(key, (*at, key)))
 
     def _warn_of_unread(self, kind: str, entry: Mapping[str, Any], index: int, read: Sequence[str]) -> None:
         """Log each key of a callback that is not read of it."""
         for key in entry.keys() - set(read):
             elsewhere = MONITOR in TRANSFORMERS.places.get(key, ())
             place = TRANSFORMERS.place(key) if elsewhere else f"of a {kind}, {read[-1]} is read; remove it"
-            _log.warning("%s has no effect: %s", path_text((CALLBACKS, index, str(key))), place)
+            at = (CALLBACKS, index, str(key))
+            self._warn(at, f"{path_text(at)} has no effect: {place}")
 
     def _warn_of_no_switch(self, section: Mapping[str, Any]) -> None:
         """Log that a section is passed over, since it lacks its switch, unless that is misspelt."""
@@ -312,35 +313,35 @@ class _Reader:
         for key in unknown:
             self._problem((MONITOR, key), unknown_key(key, known, TRANSFORMERS.place))
         if not unknown:
-            _log.warning("%s has no effect without its key monitor_on: set it to True", MONITOR)
+            self._warn((MONITOR,), f"{MONITOR} has no effect without its key monitor_on: set it to True")
 
     def _warn_of_misplaced(self, state: StateSection, events: TensorboardSection | None) -> None:
         """Log each key that stands where it has no effect, with the place where it has one."""
         strict = (EVENTS, DYNAMIC, *([MONITOR] if state.monitor_on else []))
-        for sentence in TRANSFORMERS.misplaced(self._values, strict):
-            _log.warning("%s", sentence)
+        for path, sentence in TRANSFORMERS.misplaced(self._values, strict):
+            self._warn(path, sentence)
         watches = state.monitor_on or self._values.get("check_for_nan_in_loss_and_grad")
         for key in SWITCHED_BY_MONITOR:
             if self._values.get(key) and not watches:
-                _log.warning("%s has no effect without %s.monitor_on", key, MONITOR)
+                self._warn((key,), f"{key} has no effect without {MONITOR}.monitor_on")
         if events is None and _section(self._values, EVENTS):
-            _log.warning("%s has no effect without %s.tensorboard_dir: name a directory", EVENTS, EVENTS)
+            self._warn((EVENTS,), f"{EVENTS} has no effect without {EVENTS}.tensorboard_dir: name a directory")
+
+    def _warn(self, path: Path, sentence: str) -> None:
+        _log.warning("%s%s", self._lead(path), sentence)
+
+    def _placed(self, state: StateSection, events: TensorboardSection | None) -> StateSection:
+        """Return ``state`` with the log in place of event files, if there are none."""
+        if events is not None:
+            return state
+        changed = {key: (LOG,) for key, places in state.formats.items() if TENSORBOARD in places}
+        if changed:
+            reason = "there is no tensorboard section with a tensorboard_dir: 'tensorboard' becomes 'log'"
+            self._warn((MONITOR,), f"{', '.join(changed)}: {reason}")
+        return state.model_copy(update=changed)
 
     def _problem(self, path: Path, sentence: str) -> None:
         self._found.append(f"{self._lead(path)}{path_text(path)}: {sentence}")
-
-
-def _placed(state: StateSection, events: TensorboardSection | None) -> StateSection:
-    """Return ``state`` with the log in place of event files, if there are none."""
-    if events is not None:
-        return state
-    changed = {key: (LOG,) for key, places in state.formats.items() if TENSORBOARD in places}
-    if changed:
-        _log.warning(
-            "%s: there is no tensorboard section with a tensorboard_dir: 'tensorboard' becomes 'log'",
-            ", ".join(changed),
-        )
-    return state.model_copy(update=changed)
 
 
 def _plain(section: Section) -> dict[str, Any]:

@@ -37,7 +37,7 @@ OPTIONAL = Expression(rb"failed to (?:open|find|load) \S{0,32}(?:lib|plugin|symb
 """Words of a message about a library that a program does without."""
 GUESS = Expression(rb"^[^.;|!]{0,3}[ -](?:(?:can|could|may|might|would) |prone\b)")
 """Words after a phrase that make it a guess: ``a deadlock may occur``."""
-SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; ")
+SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; |\): ")
 """Begin of a sentence; some messages leave out the space before it."""
 FRAME = Expression(
     rb"^(?:[^\s]{0,24}:?\s{1,8})?(?:file \"[^\"]{1,400}\", line \d{1,9}|\s{0,64}raise [a-z_][\w.]{0,80}\(|"
@@ -45,8 +45,8 @@ FRAME = Expression(
 )
 """Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end."""
 AFTER = Expression(
-    rb"^.{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
-    rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|[:=] ?(?:0|false|no|none|off))\b"
+    rb"^[^.]{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
+    rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|0(?:[.]0{1,6})?|[:=] ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
@@ -90,7 +90,9 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
         sign = SIGNS[index]
         if sign.group in groups or sign.kind in groups:
             continue
-        if (sign.group == LAST and found) or (sign.group == OF_ERROR and (found or not error)):
+        if (found and sign.group in (LAST, OF_ERROR)) or (sign.group == OF_ERROR and not error):
+            continue
+        if sign.kind == "device_error" and "oom" in groups:  # which explains it
             continue
         match = _undenied(sign, low)
         if match is None or (sign.needs is not None and sign.needs.search(low) is None):

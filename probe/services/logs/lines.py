@@ -25,7 +25,7 @@ NOTABLE: Words = any_of(
         b"throughput", b"accuracy", b"words/s", b"cost", b"tok/s", b"tokens/s", b"/sec", b"step=", b"batch=",
         b"= step ", b"warn", b"error", b"critical", b"fatal", b"exception", b"traceback", b"panic", b"gpu_mem", ROW,
     ],
-    {ROW: rb"(?m:^[ |\t\xe2\x94\x82]{0,16}\d[\d ./,:|\te+\xe2\x94\x82-]{8,160}$)"},
+    {b"gpu_mem": rb"gpu_?mem", ROW: rb"(?m:^[ |\t\xe2\x94\x82]{0,16}\d[\d ./,:|\te+\xe2\x94\x82-]{8,160}$)"},
 )  # fmt: skip
 """Literals of lines with metrics, warnings or errors."""
 BEFORE = 1024

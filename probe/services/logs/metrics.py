@@ -20,8 +20,6 @@ Metrics = dict[str, Number]
 
 MOST = 128
 """Largest number of metrics of one line."""
-OF_UNIT = {"tok": "tokens_per_second", "tfl": "tflops_per_device"}
-"""Names of a throughput by the beginning of its unit."""
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:\d-] |(?:info|debug) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
     rb"[^|]{0,32}(?:\||:|step|epoch|batch)"
@@ -34,20 +32,23 @@ COUNTS = frozenset(
 """Names of numbers that are whole unless the line has a fraction."""
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
-SECONDS = frozenset({"step_time", "epoch_time", "time"})
+SECONDS = frozenset({"step_time", "epoch_time", "validation_time", "time"})
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
 TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
 BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 """Gigabytes in a unit of memory, by its first letter."""
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
+CLOCK = Expression(rb":\d\d")
+"""What follows the hours of a time of day: ``Time=07:29:39``."""
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
-UNIT = rb"(?:[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6}|tok(?:en)?s?/s(?:ec)?)"
+UNIT = rb"(?:(?:[kKM] )?(?:wps|tok(?:en)?s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
+UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
-    rb"(?:\s{0,6}([:=]|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
+    rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
     rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
@@ -63,7 +64,7 @@ ENTRY = Expression(
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
     rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
-    rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[ ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
+    rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[( ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
@@ -77,13 +78,16 @@ RATE = Expression(
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
 CELL = Expression(rb"\| {0,4}(" + NUMBER + rb") ?(ms|s) {0,4}(?:$|\|)")
 """Time without a name: ``| 8060.78ms |``."""
+RATED = ("throughput", "steps_per_second")
 RATES = {b"it": "steps_per_second", b"st": "steps_per_second"} | dict.fromkeys((b"to", b"wo"), "tokens_per_second")
 FIRST = Expression(
     rb"^(?:[^\w\[(|]{0,4}[\[(]?\s{0,8}|.{0,64} \|\s{0,8})(\d{1,9})\s?/\s{0,8}(\d{1,9})"
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
 )
 """Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
-BRACKETED = Expression(rb"[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]")
+BRACKETED = Expression(
+    rb"(?i)(?:^|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>-])\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
+)
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
 COLUMN = Expression(rb"^\s{0,8}(\d{1,9})() \|")
 """Step in the first column: ``1230 | loss 5.4``."""
@@ -97,7 +101,7 @@ ROW = Expression(
 """Row of a table: ``| loss | 0.12 |``."""
 GPU = Expression(rb"\b(?:GPU|NPU)\s{0,2}(\d{1,4}): ?([\d.]{1,12})\s?Gi?B\s?/\s?([\d.]{1,12})\s?Gi?B")
 BAR = Expression(
-    rb"(\d{1,3})%\|[^|]{0,1000}\| {0,8}([\d.]{1,12})([kMGT]?)/([\d.]{1,12})([kMGT]?) \[[\d:]{1,12}<[\d:?]{1,12}"
+    rb"(\d{1,3})%(?:\|[^|]{0,1000}\|)? {0,8}([\d.]{1,12})([kMGT]?)/([\d.]{1,12})([kMGT]?) \[[\d:]{1,12}<[\d:?]{1,12}"
     rb"(?:, {1,8}([\d.]{1,12}|\?) ?(it/s|s/it))?"
 )
 """State of a progress bar of tqdm."""
@@ -108,7 +112,7 @@ OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-TITLE = Expression(rb"(?:^|[\])]:?\s{0,2})[\[(]?(?:(epoch)|train|step|iter)[^|]{0,40}$")
+TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epoch)|train|step|iter)[^|]{0,40}$")
 """Title of a bar that shows training, not a download."""
 
 
@@ -124,7 +128,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     metrics: Metrics = {}
     if b"time (ms) |" in low:
         return metrics  # a row of times; ``step: 12.3`` is that of the optimizer
-    if b"%|" in line:
+    if b"%|" in line or b"% " in line:
         _bar(line, metrics)
     if b"={'" in line or b": {'" in line:
         line = _nested(line, metrics)
@@ -140,7 +144,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
-    _settle(metrics)
+    _settle(metrics, low)
     if "loss" in metrics and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
         metrics.setdefault(HELD_OUT[found.group(1).decode()], metrics.pop("loss"))
     return metrics
@@ -250,7 +254,7 @@ def put_entry(metrics: Metrics, name: str, text: bytes, second: bytes, otherwise
     """Add an entry of a dictionary, with ``/ second`` where there is one: under our name, or else under ``otherwise``,
     which may be empty."""
     plain, _, unit = (name.partition("/")[0] if second else name).partition("(")
-    known = ours(plain.strip())
+    known = _of_rate(ours(plain.strip()), unit.rstrip(")"))
     if _put(metrics, known or otherwise, text, _divisor(known, unit.rstrip(")"))) and second:
         _put(metrics, TOTALS.get(known, ""), second)
 
@@ -277,7 +281,7 @@ def _piped(low: bytes) -> Metrics:
         name, colon, text = part.rpartition(b":")
         known, divisor, whole = _FIELDS.get(name) or _field(name)
         if not known:
-            if colon or b"iteration" in part:
+            if colon or b"iteration" in part or b"epoch" in part:
                 _counted(part, metrics)
                 continue
             name, _, text = part.strip().rpartition(b" ")
@@ -296,11 +300,12 @@ def _piped(low: bytes) -> Metrics:
 
 
 def _counted(part: bytes, metrics: Metrics) -> None:
-    """Add the iteration of a part such as ``iteration 120/ 5000``."""
-    _, named, numbers = part.rpartition(b"iteration")
-    for count, written in zip(("step", "total_steps"), numbers.split(b"/") if named else (), strict=False):
-        if (number := number_of(written.strip(b" :").partition(b" ")[0])) is not None:
-            metrics.setdefault(count, number)
+    """Add the iteration, or the epoch, of a part such as ``iteration 120/ 5000``."""
+    for word, count in ((b"iteration", "step"), (b"epoch", "epoch")):
+        written_counts = part.rpartition(word)[2].split(b"/") if word in part else ()
+        for name, written in zip((count, TOTALS[count]), written_counts, strict=False):
+            if (number := number_of(written.strip(b" :").partition(b" ")[0])) is not None:
+                metrics.setdefault(name, number)
 
 
 def _field(name: bytes) -> tuple[str, float, bool]:
@@ -313,7 +318,8 @@ def _field(name: bytes) -> tuple[str, float, bool]:
     known = "" if len(plain) > LONGEST else named(plain.decode("utf-8", "replace"))
     if not known and plain.endswith(b"loss") and plain.isascii() and len(plain) <= LONGEST:
         known = _plain(plain)
-    field = known, _divisor(known, unit[:-1].decode("utf-8", "replace")), known in COUNTS
+    of = unit[:-1].decode("utf-8", "replace")
+    field = _of_rate(known, of), _divisor(known, of), known in COUNTS
     if len(_FIELDS) < MOST:
         _FIELDS[name] = field
     return field
@@ -333,13 +339,17 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if pending is not None and pending[0] == found.start():
             _put(metrics, *pending[1:])
         pending = None
-        if not sign and name.endswith((" is", " to")):
+        if name.endswith((" is", " to")):
             name, sign = CHANGED.sub("", name[:-3]), b"is"
         known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
         if not known and loss_before:
             known = HELD_OUT.get(name.lower(), "")
         loss_before = known == "loss"
-        if not known or _no_unit_of(known, unit, text):
+        if (
+            not known
+            or _no_unit_of(known, unit, text, second)
+            or (known in SECONDS and CLOCK.match(line[found.end(4) :]))
+        ):
             continue
         if not sign and found.group(7) is None and known not in COUNTERS:
             pending = found.end(), known, text, _divisor(known, unit)
@@ -359,12 +369,14 @@ def _replace_step(step: Number | None, metrics: Metrics) -> None:
         metrics.pop("total_steps", None)
 
 
-def _no_unit_of(known: str, unit: str, text: bytes) -> bool:
+def _no_unit_of(known: str, unit: str, text: bytes, second: bytes) -> bool:
     """Return whether a number cannot be that quantity: a percentage of steps, bytes or megabytes without a unit."""
     if unit == "%":
-        return known in COUNTS
-    if known == "loss" and unit in TIMES:
-        return True  # ``cost: 12 s``
+        return known in COUNTS or known.startswith("memory_")
+    if known == "accuracy" and second:
+        return True  # a count of a whole
+    if (known == "loss" or known in COUNTERS) and unit in TIMES:
+        return True  # ``cost: 12 s``, ``time for 100 iters: 12 s``
     return not unit and known.startswith("memory_") and abs(number_of(text) or 0) >= UNSTATED
 
 
@@ -372,11 +384,18 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     """Return our name for one in a log, and the unit: as stated, or as the name ends: ``elapsed_ms``, ``time in s``."""
     unit = (stated or b"").decode("ascii", "replace")
     if known := ours(name):
-        return OF_UNIT.get(unit[:3].lower(), known) if known == "throughput" else known, unit
+        return _of_rate(known, unit) if known in RATED else known, unit
     for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
         if name.endswith(end):
             return ours(name.removesuffix(end)), unit or of_name
     return "", unit
+
+
+def _of_rate(known: str, unit: str) -> str:
+    """Return our name for a throughput in a ``unit``: of samples, tokens or operations, of all devices or of each; that
+    of its time for a speed in seconds a step."""
+    rate = named(unit[2 * (unit[1:2] == " ") :].lower()) if unit and known in RATED else ""
+    return rate if rate.endswith(("_second", "_device", "_time")) else known
 
 
 def _order(name: str) -> int:
@@ -392,7 +411,7 @@ def _divisor(name: str, unit: str) -> float:
     if name.startswith("memory_"):
         return 1 / BYTES.get(unit[:1].upper(), 1.0)
     if name in COUNTS or name == "throughput" or name.startswith("tokens_"):
-        return 1 / THOUSANDS.get(unit, 1.0)
+        return 1 / THOUSANDS.get(unit[:1] if unit[1:2] in ("", " ") else "", 1.0)
     return 1.0
 
 
@@ -430,8 +449,10 @@ def _bar(line: bytes, metrics: Metrics) -> None:
             _put(metrics, TOTALS[name], total)
 
 
-def _settle(metrics: Metrics) -> None:
-    """Name a time by the rest of its line; any line may have one."""
+def _settle(metrics: Metrics, low: bytes) -> None:
+    """Name a time by the rest of its line; any line may have one. That of the loader is beside that of the model."""
+    if b"iter_time" in low and b"forward_time" in low:
+        metrics.pop("step_time", None)
     time = metrics.pop("time", None)
     if time is None:
         return

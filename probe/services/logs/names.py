@@ -25,7 +25,7 @@ WORDS = {
     "step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
-    "batch": "batch",
+    "batch": "batch, trainbatch",
     "time": "time, seconds, dt, time cost, cost time, time taken",
     "step_time": "step time, per step time, iter time, iteration time, step avg, train step timing, elapsed step time, "
     "batch time, batch cost",
@@ -36,7 +36,7 @@ WORDS = {
     "tokens_per_second_per_device": "tgs, tokens/s/device, tokens/device/s, throughput/device/tokens/s",
     "steps_per_second": "steps/s, train speed",
     "tflops_per_device": "tflops, tflop/s, tflop/s/device, tflops/device, throughput/device, model tflops/device",
-    "memory_used_gb": "mem, mem usage, mem used, mem allocated, allocated mem",
+    "memory_used_gb": "mem, mem usage, mem used, mem allocated, allocated mem, gb used",
     "memory_peak_gb": "peak mem, max mem, max mem allocated, peak mem allocated, mem peak",
     "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
@@ -61,11 +61,11 @@ SPELLINGS = tuple(
         (r"(?: per |/)s(?:ec(?:ond)?)?\b", "/s"),
         (r"(?: per |/)(?:[gn]pu|device)\b", "/device"),
         (r"\b(?:examples?|images?|imgs?|sequences?|records?|sample)/s", "samples/s"),
-        (r"\b(?:words?|tok(?:en)?)/s", "tokens/s"),
+        (r"\b(?:words?|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
-        (r"\b(?:(?:gpu|npu|cuda) )?mem(?:ory)?\b", "mem"),
-        (r"^(grad norm) 0$", r"\1"),
+        (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),
+        (r"^(grad norm) 0$|^[bft][fp]\d{1,2} (mfu)$", r"\1\2"),
         (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
     )
 )
@@ -84,15 +84,16 @@ PARTS = frozenset(
 )
 """Words before a loss that make it a part of it, or another model's: ``critic loss``."""
 OF_TRAINING = frozenset({"train", "training"})
-WHOLE = OF_TRAINING | {"total"}
+WHOLE = OF_TRAINING | {"total", "running"}
 """Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
     "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global",
-    "total", "reduced", "batch",
+    "total", "reduced", "batch", "epoch",
 }  # fmt: skip
 """Words beside a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
 SCOPES = OF_TRAINING | {
     "trainer", "actor", "policy", "model", "optim", "optimizer", "perf", "timing", "global", "system", "counters",
+    "losses", "memory",
 }  # fmt: skip
 """Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
 HELD_OUT = {
@@ -103,6 +104,7 @@ HELD_OUT = {
 OTHERWISE = frozenset(
     {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
     | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
+    | {"accumulation", "logging", "prompt", "generation"}
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 
@@ -126,7 +128,8 @@ def ours(name: str) -> str:
                 return ""
             if start and known == "loss" and words[start - 1] in PARTS:
                 return f"{words[start - 1]}_loss"
-            return known if not held_out or known in COUNTERS else held_out if known == "loss" else ""
+            counted = known in COUNTERS and plain[-1] != "s"
+            return known if counted or not held_out else held_out if known == "loss" else ""
         held_out = HELD_OUT.get(word.rstrip("_0123456789"), held_out)
     last = words[-1]
     return last if last.endswith("loss") or last.startswith(("loss/", "loss_")) else ""
@@ -144,6 +147,8 @@ def named(name: str) -> str:
     first, _, rest = name.partition(" ")
     if not rest:
         return ""
+    if name.endswith((" avg", " mean")):
+        return named(name.rpartition(" ")[0])
     if first == "loss":  # the other way round
         return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")
     known = named(rest) if first in QUALIFIERS or first in HELD_OUT else ""
@@ -159,6 +164,5 @@ def _of_scope(scope: str, name: str) -> str:
         return "step_time" if name == "step" else named(name)
     if first in HELD_OUT:
         return HELD_OUT[first] if named(name) == "loss" else ""
-    if first in SCOPES:
-        return named(name)
-    return named(f"{scope} {name}".replace("/", " ")) if scope else ""
+    known = named(name) if first in SCOPES else ""
+    return known or (named(f"{scope} {name}".replace("/", " ")) if scope else "")

@@ -27,9 +27,10 @@ BOXED = Expression(
     rb"(?:,[^()]{0,200}(?:\([^()]{0,40}\))?[^()]{0,40})?\)"
 )
 """Scalar in the notation of an array library: ``np.float64(0.3)``, ``tensor(2.3, device='cuda:0')``."""
-NOT_A_NUMBER = Expression(rb"(?i)\b(?:1\.#(?:[qs]nan|ind|nan)0{0,8}|[qs]?nan(?:\(\w{0,40}\)|q\b))")
+NOT_A_NUMBER = Expression(rb"(?i)\b(?:1\.#(?:[qs]nan|ind|nan)0{0,8}|[qs]?nan(?:\(\w{0,40}\)|q\b|\.0\b))")
 INFINITY = Expression(rb"(?i)(?:\b1\.#inf(?:inity)?0{0,8}|\xe2\x88\x9e)")
-"""Spellings of the runtimes of C and C++: ``1.#QNAN``, ``-nan(ind)``, ``nan(0x8000)``, ``1.#INF``; and the sign."""
+"""Spellings of the runtimes of C and C++: ``1.#QNAN``, ``-nan(ind)``, ``nan(0x8000)``, ``1.#INF``; tqdm's ``nan.0``;
+and the sign."""
 CHANGED = Expression(
     rb"\bfrom " + NUMBER.join((rb"(?:", rb")")) + rb" {0,2}(?:to|-{1,2}>|=>|\xe2\x86\x92) {0,2}(" + NUMBER + rb")"
 )
@@ -38,25 +39,33 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
-SHORT = ((b"Ep. ", b"epoch "), (b"Ep ", b"epoch "), (b"Up. ", b"updates "), (b"L.r. ", b"lr "))
-"""Abbreviations of counters and rates."""
+SHORT = (
+    *((each, b"epoch ") for each in (b"Ep. ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "),
+    (b"al. ", b"al "), (b"'s ", b" "), (b" : Time ", b" : elapsed time "), (b"\xef\xbc\x9a", b": "),
+    (b"\xef\xbc\x8c", b", "),
+)  # fmt: skip
+"""Abbreviations of counters and rates, ``training's l2``, Marian's time since its last line, and wide signs."""
+TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z ]{0,24}))?$")
+"""Part of a row of numbers before their names, the first after the step: ``10  41.2 ms run,  2.31 loss``."""
+FEWEST = 3
+"""Smallest number of such parts in a row."""
 
 
 def without_escapes(text: bytes) -> bytes:
-    """Return a line, or a block of lines, without the escape sequences of a terminal."""
+    """Return a line, or a block of lines, without the escape sequences of a terminal; ``#015`` is a carriage return."""
     reset = b"[0m" in text  # every colour that is written out or has lost its ESC is reset so
     if reset or b"\x1b" in text:
         text = ESCAPE.replace(text, b"")
     if reset:
         text = REMAINS.replace(text, b"")
-    return text
+    return text.replace(b"#015", b"\r") if b"#" in text and b"#015" in text else text
 
 
 def with_plain_numbers(line: bytes) -> bytes:
     """Return a line in which each number is written as Python reads it; of one without oddities itself."""
     if b"r(" in line or b"y(" in line or b"64(" in line or b"32(" in line or b"16(" in line:
         line = BOXED.replace(line, rb"\1")
-    if b"#" in line or b"an(" in line or b"AN(" in line or b"aN(" in line or b"nanq" in line:
+    if b"#" in line or b"an(" in line or b"AN(" in line or b"aN(" in line or b"nanq" in line or b"nan." in line:
         line = NOT_A_NUMBER.replace(line, b"nan")
     if b"#" in line or b"\xe2\x88\x9e" in line:
         line = INFINITY.replace(line, b"inf")
@@ -66,7 +75,20 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
         line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
-    if b"Ep" in line or b"Up. " in line or b"r. " in line:
+    if b"," in line and b" loss," in line and len(parts := line.split(b",", 64)) >= FEWEST:
+        line = _turned(parts, line)
+    rare = b"\xef" in line or (b"'" in line and b"'s " in line) or (b"[" in line and b"[Pa" in line)
+    if rare or b"Ep" in line or b"Up. " in line or b"l. " in line:  # a single byte is found faster than several
         for short, whole in SHORT:
             line = line.replace(short, whole)
     return line
+
+
+def _turned(parts: list[bytes], line: bytes) -> bytes:
+    """Return a ``line`` of the ``parts`` between commas with each name before its number, if all are the other way."""
+    found = [TURNED.match(part.rstrip()) for part in parts]
+    turned = [b"%b: %b" % each.group(3, 2) for each in found if each and each.group(3)]
+    if len(turned) < FEWEST:
+        return line
+    first = found[0] and found[0].group(1)
+    return b", ".join(([b"step: " + first] if first else []) + turned)

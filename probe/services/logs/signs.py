@@ -42,7 +42,7 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
     )
 
 
-FAILED = rb"\b[^|]{0,160}\b(?:fail(?:ed|ure)?|error|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?)\b"
+FAILED = rb"\b[^|]{0,160}\b(?:fail(?:ed|ure)?|error|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|time[sd]? out)\b"
 LAST, OF_ERROR = "last", "error"
 """Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
 ERROR that anything about a device or about communication has."""
@@ -58,11 +58,8 @@ SIGNS: tuple[Sign, ...] = (
         "container_oom critical kernel oom",
         "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error, "
         "memory limit",
-        rb"cgroup out of memory: kill",
-        rb"constraint_memcg",
-        rb"\boomkilled\b",
-        rb"\boom killed\b",
-        rb"\boom[_-]kill event",
+        rb"cgroup out of memory: kill|constraint_memcg",
+        rb"\boom ?killed\b|\boom[_-]kill event",
         rb"\bsrun: error: [^|]{1,80}: out of memory",
         rb"\bexceeded (?:job|step) memory limit",
     ),
@@ -71,38 +68,26 @@ SIGNS: tuple[Sign, ...] = (
         "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
         "memory, unexpected bus error, due to memory pressure, resource: memory, low on memory",
-        rb"out of memory: killed process",
-        rb"invoked oom-killer",
-        rb"oom_reaper: reaped",
-        rb"constraint=constraint_none",
-        rb"defaultcpuallocator: (?:can't allocate|not enough) memory",
-        rb"cannot allocate memory",
-        rb"(?:^|[^\w])memoryerror\b",
-        rb"std::bad_alloc",
+        rb"out of memory: killed process|invoked oom-killer|oom_reaper: reaped|constraint=constraint_none",
+        rb"defaultcpuallocator: (?:can't allocate|not enough) memory|cannot allocate memory",
+        rb"(?:^|[^\w])memoryerror\b|std::bad_alloc",
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
         rb"killed due to memory pressure",
         rb"\blow on (?:resource: )?memory\b",
-        rb"insufficient shared memory",
-        rb"unexpected bus error encountered in worker",
+        rb"insufficient shared memory|unexpected bus error encountered in worker",
     ),
     _sign(
         "oom_error critical gpu oom",
         "oom, out of memory, outofmemory, out_of_memory, resource_exhausted, memory not enough, alloc_failed, el0004",
-        rb"\bout of memory\b",
-        rb"outofmemory(?:error)?\b",
-        rb"cuda_error_out_of_memory",
-        rb"\bresource_exhausted: ",
-        rb"cublas_status_alloc_failed",
-        rb"\bmemory not enough\b",
-        rb"\bel0004\)?:",
+        rb"\bout of memory\b|outofmemory(?:error)?\b|cuda_error_out_of_memory|\bmemory not enough\b",
+        rb"\bresource_exhausted: |cublas_status_alloc_failed|\bel0004\)?:",
         rb"(?:^|[^\w-])oom(?:$|[^\w=-])",
     ),
     _sign(
         "loss_scale_exhausted critical training",
         "scale already at minimum, minimum loss scale reached, in a row due to overflow",
-        rb"loss scale already at minimum",
-        rb"minimum loss scale reached",
+        rb"loss scale already at minimum|minimum loss scale reached",
         rb"skipped \d{1,6} \w{1,12} in a row due to overflow",
     ),
     _sign(
@@ -159,17 +144,15 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout occurred)",
         rb"timed out waiting [\d.]{1,12} ?ms for",
         rb"timed out after \d{1,9} seconds waiting for clients",
-        rb"timed out in monitoredbarrier",
+        rb"\b(?:timed out in|failed to pass) monitoredbarrier",
         rb"rendezvous(?:timeout|connection)error",
-        rb"\bsocket timeout\b",
-        rb"client socket has timed out",
-        rb"timed out connecting",
+        rb"\bsocket timeout\b|client socket has timed out|timed out connecting",
         rb"\bei000[26](?:\)?: |\[pid)",
         rb"\bnode: ?\w{1,40} is timed out",
         rb"\bbarrier timed out",
         rb"\btimed out initializing process group\b",
         rb"notify register times out",
-        rb"detected no heartbeat",
+        rb"detected no heartbeat|\bdid not (?:get|receive)[^|]{0,24} heartbeat",
         rb"store[^|]{0,40} timed out",
     ),
     _sign(
@@ -177,30 +160,28 @@ SIGNS: tuple[Sign, ...] = (
         "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
-        "no route to host, rendezvousclosed, by watchdog at work, err02, [error] , connect to, sending heartbeats, "
-        "[c10d], " + ASCEND,
+        "no route to host, retry count, rendezvousclosed, by watchdog at work, err02, [error] , connect to, [c10d], "
+        "sending heartbeats, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
         rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated)",
-        rb"\[(?:error|critical)\] (?:hccl|hcom|distributed)\(",
+        rb"\[(?:error|critical)\] (?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats",
         rb"\[c10d\][^|]{0,120}\bfailed\b",
         rb"\bfailed to \w[^|]{0,80}\bhccl",
+        rb"\btransport retry count(?:er)? exceeded\b",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
         rb"\bnccl (?:error|failure)\b",
-        rb"nccl watchdog thread terminated",
+        rb"\b[nh]ccl watchdog thread terminated",
         rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
         rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
         rb"\bgloo\b[^|]{0,80}\bfailed\b",
         rb"connection (?:closed|reset|refused) by (?:remote |local )?(?:peer|host)",
-        rb"\bconnection refused\b",
-        rb"\bbroken pipe\b",
-        rb"\bdist(?:network|store|backend)error\b",
+        rb"\bconnection refused\b|\bbroken pipe\b|\bdist(?:network|store|backend)error\b",
         CODE % rb"[ij]\d{4}",
-        rb"no route to host",
-        rb"rendezvousclosederror",
+        rb"no route to host|rendezvousclosederror",
     ),
     _sign(
         "deadlock high unknown communication",
@@ -217,7 +198,7 @@ SIGNS: tuple[Sign, ...] = (
         "device_lost critical gpu device",
         "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
         "marked for reset, device inaccessible",
-        rb"\bheartbeat lost\b",
+        rb"\b(?:[gn]pu|device|chip)\b[^|]{0,60}\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
         rb"unable to determine the device handle for gpu",
@@ -230,7 +211,7 @@ SIGNS: tuple[Sign, ...] = (
         "ecc_error critical gpu device",
         "ecc error, edac, hardware error, bit ecc, uce error, uncorrectable",
         rb"uncorrectable (?:(?:ecc|memory|hbm|dram|sram) ){0,2}error (?:encountered|detected|occurred)",
-        rb"(?:double|multi|single)[ -]bit ecc",
+        rb"(?:double|multi|single)[ -]bit ecc|\buncorrectable hardware error",
         rb"\bedac\b[^|]{0,60}\b\d{1,9} [cu]e\b",
         rb"\[hardware error\]:",
         rb"\bhbm\b[^|]{0,40}\becc\b",
@@ -239,15 +220,13 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_error critical gpu device",
-        "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, illegal memory access, "
-        "launch failure, misaligned address, _status_, synstatus, initialization failed, failed to initialize, "
-        "fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, runtime result, err0, err99, "
-        "runtime acl, call acl, call rt, aclrt, happen error, halted unexpectedly, gpu reset begin, *error* ring, "
-        + ASCEND,
-        rb"device-side assert\b",
-        rb"illegal memory access",
-        rb"unspecified launch failure",
-        rb"misaligned address",
+        "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, assertion `, "
+        "illegal memory access, launch failure, misaligned address, _status_, synstatus, initialization failed, "
+        "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
+        "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
+        "halted unexpectedly, *error* ring, " + ASCEND,
+        rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
+        rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? error: (?:[^o]|o[^u])",
         rb"\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
         rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60} (?:error|failed)",
@@ -261,7 +240,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
         rb"\bkernel (?:task )?happen error\b",
-        rb"\bcore halted unexpectedly",
+        rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b",
         rb"\*error\* ring \S{1,24} timeout",
         rb"\b(?:error code|runtime result|failed)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
@@ -269,12 +248,8 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "disk_full critical storage",
         "no space left, enospc, edquot, disk space, quota exceeded, disk full, disk is full",
-        rb"no space left on device",
-        rb"\benospc\b",
-        rb"\bedquot\b",
-        rb"disk quota exceeded",
-        rb"\bnot enough (?:free )?disk space\b",
-        rb"\bdisk (?:is )?full\b",
+        rb"no space left on device|\benospc\b|\bedquot\b|disk quota exceeded",
+        rb"\bnot enough (?:free )?disk space\b|\bdisk (?:is )?full\b",
     ),
     _sign(
         "disk_error high storage",
@@ -287,11 +262,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bnvme\d{1,3}: i/o [^|]{0,80}\btimeout",
         rb"\bnfs: server \S{1,80} (?:not responding|timed out)",
         rb"\blustreerror: [^|]{0,200}(?:timed out|evicted|\blost\b)",
-        rb"\bbuffer i/o error\b",
-        rb"input/output error",
-        rb"read-only file system",
-        rb"stale (?:nfs )?file handle",
-        rb"\bremote i/o error\b",
+        rb"\b(?:buffer|remote) i/o error\b|input/output error|read-only file system|stale (?:nfs )?file handle",
         rb"transport endpoint is not connected",
         rb"\b(?:ext4|btrfs|xfs)-fs error",
         rb"xfs_force_shutdown",
@@ -301,8 +272,7 @@ SIGNS: tuple[Sign, ...] = (
         "cancelled at, due to time limit, due to preemption, preempted, got signal, caught signal, received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b",
-        rb"due to time limit",
-        rb"due to preemption",
+        rb"due to (?:time limit|preemption)",
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
         rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
@@ -311,34 +281,30 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
-        "return code, exit code, terminated with, exited on signal, exit with exception, segfault at, by signal: , "
-        "general protection, exited unexpectedly, crashederror, unavailableerror, died, back-off restarting, "
-        "crashloopbackoff, srun: error, non-zero exit status",
-        rb"\bchildfailederror\b",
-        rb"failed \(exitcode: -?\d{1,9}\)",
-        rb"\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
+        "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
+        "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
+        "back-off restarting, crashloopbackoff, srun: error, non-zero exit status",
+        rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
-        rb"\bsegmentation fault\b",
-        rb"\[\d{1,9}\]:? (?:segfault at|general protection fault)",
+        rb"\bsegmentation fault\b|\[\d{1,9}\]:? (?:segfault at|general protection fault)",
         rb"\bdataloader worker \(pid[^|]{0,80} (?:exited unexpectedly|is killed by signal: [^kb])",
         rb"\(core dumped\)",
-        rb"\breceived signal \d{1,3}\b",
-        rb"died with <signals",
+        rb"\breceived signal \d{1,3}\b|died with <signals",
         rb"exits with return code = -?[1-9]",
-        rb"exited with (?:exit )?code -?[1-9]",
+        rb"(?:exited|failed) with (?:exit )?code -?[1-9]",
+        rb"\bencountered a fatal error\b",
         rb"process \d{1,9} (?:terminated with (?:signal|exit code)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
         rb"\breturned non-zero exit status [1-9]",
-        rb"\bactor died unexpectedly\b",
-        rb"\b(?:actor|worker|node)(?:died|crashed|unavailable)error\b",
-        rb"\bworker(?: process)? (?:has )?died\b",
+        rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
+        rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
     ),
     _sign(
         "communication_error high communication " + OF_ERROR,
         "error, exception, fatal, critical",
-        rb"\b(?:[nhr]ccl|gloo|c10d|process ?group|collective|coordination service)" + FAILED,
+        rb"\b(?:[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service)" + FAILED,
     ),
     _sign(
         "device_error high gpu " + OF_ERROR,

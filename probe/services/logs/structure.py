@@ -48,7 +48,7 @@ OURS = {
 
 RANK = Expression(
     rb"(?i)(?:^|[^a-z0-9_])((?:local|global|world|[dtpce]p|node|group|data|tensor|pipeline|expert|context|parallel)"
-    rb"[ _-]?)?rank[_ ]?(?:id)?\s{0,8}(?:[:=#]\s{0,2})?(\d{1,7})(?:$|\W)"
+    rb"[ _-]?)?rank(?:\[|[_ ]?(?:id)?\s{0,8}(?:[:=#]\s{0,2})?)(\d{1,7})(?:$|\W)"
 )
 """``[rank3]:``, ``[Rank 3]``, ``[PG 0 (default_pg) Rank 3]``, ``[RANK:3]``, ``Rank 3 |``, ``rank=3)``, ``RankID:3``;
 and the word before it, since a ``local_rank`` and a ``dp rank`` are no rank."""
@@ -59,7 +59,7 @@ ROLE = Expression(
 """``[default3]:`` and ``default3:`` of torchrun, whose number is the local rank."""
 BARE = Expression(rb"\[(\d{1,5})\]:(?:\s|$)")
 """``[3]:`` of launchers that write only the number of the process."""
-MPI = Expression(rb"\[\d{1,4},(\d{1,7})\]<std(?:out|err)>:")
+MPI = Expression(rb"\[\d{1,4},(?:mpirank:)?(\d{1,7})(?:,[\w-]{1,64})?\]<std(?:out|err)>:")
 """mpirun's prefix: ``[job,rank]<stderr>:``."""
 
 PAIR = Expression(rb"\b([A-Za-z_]\w{0,63})=(\"[^\"]{0,512}\"|'[^']{0,512}'|[^\s,;|(){}\[\]\"']{1,256})")
@@ -88,32 +88,16 @@ def level_of(line: bytes, low: bytes) -> str:
 
 def _may_have_level(low: bytes) -> bool:
     return (
-        b"error" in low
-        or b"warn" in low
-        or b"fatal" in low
-        or b"critical" in low
-        or b"level" in low
-        or b"debug" in low
-        or b"trace" in low
-        or b"xception" in low
-        or b"nterrupt" in low
-    )
+        b"error" in low or b"warn" in low or b"fatal" in low or b"critical" in low or b"level" in low
+        or b"debug" in low or b"trace" in low or b"xception" in low or b"nterrupt" in low
+    )  # fmt: skip
 
 
 def _may_have_capitals(head: bytes) -> bool:
     return (
-        b"INFO" in head
-        or b"WARN" in head
-        or b"ERR" in head
-        or b"DEBUG" in head
-        or b"CRIT" in head
-        or b"FATAL" in head
-        or b"TRACE" in head
-        or b"NOTICE" in head
-        or b"EMERG" in head
-        or b"ALERT" in head
-        or b"PANIC" in head
-    )
+        b"INFO" in head or b"WARN" in head or b"ERR" in head or b"DEBUG" in head or b"CRIT" in head or b"FATAL" in head
+        or b"TRACE" in head or b"NOTICE" in head or b"EMERG" in head or b"ALERT" in head or b"PANIC" in head
+    )  # fmt: skip
 
 
 def _in_capitals(line: bytes) -> bytes:

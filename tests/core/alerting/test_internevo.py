@@ -496,7 +496,7 @@ def test_a_wrong_configuration_is_an_error(tmp_path: Path, caplog: pytest.LogCap
     with pytest.raises(InternEvoConfigError, match="moniter: unknown key; did you mean monitor"):
         read_monitor_config({"moniter": {}})
     read_monitor_config({"monitor": {"alert": {"alert_file_path": "a.log"}, "tensorboard": {"queue_max_length": 10}}})
-    assert "monitor.alert.alert_file_path is not supported; here, all ranks send an alert once" in caplog.text
+    assert "mapping: monitor.alert.alert_file_path is not supported; here, all ranks send an alert once" in caplog.text
     assert "monitor.tensorboard is not supported" in caplog.text
 
 
