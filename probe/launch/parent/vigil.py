@@ -99,16 +99,16 @@ class Vigil:
             complain(message("the report is not ready in time: `{command}` prints it", command=command), "warning")
 
     def _lines(self, status: int, is_reporting: bool) -> list[tuple[str, str]]:
-        how = message("exit code {status}", status=status) if status > 0 else signal.Signals(-status or 1).name
+        ending = message("exit code {status}", status=status) if status > 0 else signal.Signals(-status or 1).name
         if next(self._folder.glob(SUMMARIES), None) is None:
-            text = message(ENDED.template, status=how) if status else NOTHING
+            text = message(ENDED.template, status=ending) if status else NOTHING
             return [(text, "info")] if is_reporting and not (self._folder / REASON).exists() else []
         lines: list[tuple[str, str]] = []
         summaries = self._summaries()
-        watched = [each for each in summaries if each.steps or each.findings or not each.ended]
+        watched = [summary for summary in summaries if summary.steps or summary.findings or not summary.ended]
         runs = [*_runs(watched).values()]
         if summaries and not runs and status:
-            lines.append((message(UNSTEPPED.template, status=how), "info"))
+            lines.append((message(UNSTEPPED.template, status=ending), "info"))
         reported = {ranks[0].launch for ranks in runs}
         for ranks in runs[:MOST_RUNS]:
             lines += self._of_run(ranks, ranks[0].launch in reported)

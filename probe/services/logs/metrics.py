@@ -40,7 +40,7 @@ BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 """Gigabytes in a unit of memory, by its first letter."""
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
 CLOCK = Expression(rb":\d\d")
-"""What follows the hours of a time of day: ``Time=07:29:39``."""
+"""Minutes of a time of day, behind its hours: ``Time=07:29:39``."""
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
