@@ -121,7 +121,7 @@ def _format(out: Path | None, form: AnswerFormat | None) -> AnswerFormat:
         return form or AnswerFormat.table
     check_target(out)
     if form is None and out.suffix[1:] not in AnswerFormat.__members__:
-        known = ", ".join(f".{each.value}" for each in AnswerFormat)
+        known = ", ".join(f".{each.value}" for each in AnswerFormat if each is not AnswerFormat.table)
         raise ValueError(
             message("{out}: expected a name that ends with one of {known}, or --format", out=out, known=known)
         )

@@ -131,6 +131,9 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
         raise ValueError(
             message("{root}: expected the directory in which ranks have written; this is a packed run", root=root)
         )
+    if out.resolve() in (root.resolve(), *(directory.path.resolve() for directory in run.directories)):
+        text = "{out}: expected another folder than those that are read; give a new one, or leave it out"
+        raise ValueError(message(text, out=out))
     with _opened(run.directories) as rows:
         if not rows.files:
             raise ValueError("\n".join([f"{root}: {nothing_judged(run)}", *rows.problems.lines()]))

@@ -147,11 +147,16 @@ def _sentence(
         text = shown(loc[-1] if kind == "invalid_key" else value)
         return message("expected a string as key, got {value}; put it in quotes", value=text)
     if kind == "extra_forbidden":
-        return unknown_key(loc[-1], list(peel(_resolve(model, loc[:-1])[0])[0].model_fields), place, section)
+        known = list(peel(_resolve(model, loc[:-1])[0])[0].model_fields)
+        if isinstance(value, Mapping) and value.keys() & known:
+            inside = ", ".join([key for key in known if key in value][:_MOST_NAMES])
+            text = "unknown key; {names} in it belong one level higher: write them in its place"
+            return message(text, names=inside)
+        return unknown_key(loc[-1], known, place, section)
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return message("missing; expected {expected}", expected=expected)
-    hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
+    hint = _hint(value, context["names"], context.get("also", {})) if kind == "unknown_name" else ""
     text = context["shown"] if "shown" in context and not isinstance(value, UnrunCode) else shown(value)
     return message("expected {expected}, got {value}{hint}", expected=expected, value=text, hint=hint)
 
@@ -169,8 +174,11 @@ def _expected_key(known: Sequence[str]) -> Message:
     return message("; expected one of {names}", names=", ".join(known))
 
 
-def _hint(name: object, names: Sequence[str]) -> str:
-    close = nearest(name, names)
+def _hint(name: object, names: Sequence[str], also: Mapping[str, str] | None = None) -> str:
+    parts = [part.strip() for part in str(name).split(",")]
+    if len(parts) > 1 and {*parts} <= {*names}:
+        return message("; did you mean {name}?", name=json.dumps(parts))
+    close = (also or {}).get(str(name).casefold()) or nearest(name, names)
     return message("; did you mean {name}?", name=close) if close else ""
 
 

@@ -28,6 +28,8 @@ from probe.core.language import message
 
 YAML_ENDINGS = (".yaml", ".yml")
 PYTHON_ENDING = ".py"
+OTHERS = ("toml", "ini", "cfg", "xml", "csv", "sh")
+"""Endings of files of other kinds."""
 MOST_JSON, MOST_YAML = 1 << 20, 256 << 10
 """Sizes in bytes of the largest files that are read: seven thousand targets with selectors, a second or two of work."""
 MOST_VALUES = 200_000
@@ -166,6 +168,9 @@ def content(name: str) -> bytes:
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a NUL in the name; RuntimeError: no such ~user
         if isinstance(error, ConfigError):
             raise
+        if name.lstrip()[:1] == "{":
+            text = "expected the path of a file or a mapping, got the text of one; pass it through json.loads"
+            raise ConfigError("config_file_path", [message(text)]) from None
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         problem = message(
             "{name}: cannot be read: {reason}; expected a JSON or YAML file, give its path", name=name, reason=reason
@@ -225,9 +230,9 @@ def _reader(name: str, text: str) -> Callable[[str, str], tuple[Any, _Find]]:
     """Return the parser of the format that the ending of a name stands for; one of Python for assignments, too."""
     if _is_yaml(name):
         return _yaml
-    if name.lower().endswith(".toml"):
-        text = "{name}: expected JSON, YAML or Python, got TOML; write `wg_distribution: true` and such in a .yaml file"
-        raise ConfigError(name, [message(text, name=name)])
+    if (ending := Path(name).suffix[1:].lower()) in OTHERS:
+        text = "{name}: expected JSON, YAML or Python, got {kind}; write `wg_distribution: true` and such in a .yaml file"
+        raise ConfigError(name, [message(text, name=name, kind=ending.upper())])
     return _python if is_python(name, text) else _json
 
 
