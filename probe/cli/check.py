@@ -157,7 +157,9 @@ def _failure(result: TrialResult, limit: float) -> str:
     """Return why a trial shows nothing, or less than it should; an empty text if it is whole."""
     if result.code == TIMED_OUT:
         return message(
-            "the program took more than {limit:g} s, with {updates} updates", limit=limit, updates=result.updates
+            "the program took more than {limit:g} s, with {updates} updates: set a longer --limit, or fewer --steps",
+            limit=limit,
+            updates=result.updates,
         )
     if result.code:
         return message(

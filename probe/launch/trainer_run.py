@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,6 +20,9 @@ from probe.launch.environment import CONFIG, DEFAULTS, configuration
 Method = TypeVar("Method", bound=Callable[..., None])
 Source = str | os.PathLike[str] | Mapping[str, Any]
 """JSON or YAML file, or a mapping with the same keys."""
+
+
+NEVER_BEGUN = "a callback of probe was made, and saw no training begin: pass it to the trainer, before training"
 
 
 class NumberReceiver(Protocol):
@@ -107,6 +111,9 @@ class TrainerRun:
             self.source = configured(config, overrides or {})
         else:
             self._own = config
+        self._never_begun = weakref.finalize(self, complain, NEVER_BEGUN, "warning")
+        if automatic:
+            self._never_begun.detach()
         self.monitor: Monitor | None = None
         """The monitor that watches the training in progress, or has watched the last one."""
         self._owned = False
@@ -135,6 +142,7 @@ class TrainerRun:
             ValueError: for a model that cannot be watched. Any other failure is reported, and the training is not
                 watched.
         """
+        self._never_begun.detach()
         self.end()
         if self._own is not None or not models or not optimizers:
             return

@@ -156,9 +156,25 @@ def _sentence(
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return message("missing; expected {expected}", expected=expected)
-    hint = _hint(value, context["names"], context.get("also", {})) if kind == "unknown_name" else ""
+    if kind == "unknown_name":
+        hint = _hint(value, context["names"], context.get("also", {}))
+    else:
+        hint = _form(_resolve(model, loc)[0], value)
     text = context["shown"] if "shown" in context and not isinstance(value, UnrunCode) else shown(value)
     return message("expected {expected}, got {value}{hint}", expected=expected, value=text, hint=hint)
+
+
+def _form(annotation: Any, value: object) -> str:
+    """Return an advice about a list or a section in whose place something else stands."""
+    bare = peel(annotation)[0]
+    is_list = get_origin(bare) is tuple
+    if is_list and not isinstance(value, list | tuple):
+        if isinstance(value, str) and (parts := [part.strip() for part in value.split(",")]) != [""]:
+            return message("; write {text}", text=json.dumps(parts))
+        return message("; write it in brackets: [...]") if isinstance(value, Mapping) else ""
+    if isinstance(bare, type) and issubclass(bare, BaseModel) and not isinstance(value, Mapping):
+        return message("; write keys such as {names} in it", names=", ".join([*bare.model_fields][:3]))
+    return ""
 
 
 def unknown_key(name: object, known: Sequence[str], place: Belonging, section: str = "") -> Message:

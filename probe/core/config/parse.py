@@ -231,7 +231,7 @@ def _reader(name: str, text: str) -> Callable[[str, str], tuple[Any, _Find]]:
     if _is_yaml(name):
         return _yaml
     if (ending := Path(name).suffix[1:].lower()) in OTHERS:
-        text = "{name}: expected JSON, YAML or Python, got {kind}; write `wg_distribution: true` and such in a .yaml file"
+        text = "{name}: expected JSON, YAML or Python, got {kind}; write `ops: [norm]` and such in a .yaml file"
         raise ConfigError(name, [message(text, name=name, kind=ending.upper())])
     return _python if is_python(name, text) else _json
 

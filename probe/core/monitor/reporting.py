@@ -219,7 +219,8 @@ class Reporting:
             return None
         settings = self._settings.alert
         at_least = {"group_seconds": max(settings.group_seconds, ROWS_SECONDS)}
-        sender = Alerts(settings.model_copy(update=at_least), job=self._job, rank=self._rank, directory=self._root, faults=self._faults)
+        settings = settings.model_copy(update=at_least)
+        sender = Alerts(settings, job=self._job, rank=self._rank, directory=self._root, faults=self._faults)
         sender.start()
         return Alarms(sender, self._job, self._rank, first, self._report)
 

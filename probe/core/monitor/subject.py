@@ -227,6 +227,8 @@ def strangers(run: Run) -> Iterator[str]:
     hooks = run.framework.hooks
     of_models = {id(parameter): name for _, model in run.chunks for name, parameter in hooks.parameters(model)}
     owned = [id(parameter) for optimizer in run.optimizers for parameter in hooks.owned(optimizer)]
+    if not of_models and owned:
+        yield "set_monitor: model: expected one with parameters, got none in it; pass the model that is trained"
     if of_models and owned and of_models.keys().isdisjoint(owned):
         yield (
             f"set_monitor: optimizer: expected one that holds parameters of the model, such as "

@@ -245,7 +245,7 @@ class RunAccount:
             not_at.append(_unjudged("the loss", logged))
         return Looked((*at, *map(message, self._looked)), (*not_at, *([message(IN_GRAPHS)] if captured else ())))
 
-    def _why(self, step: int) -> str:
+    def _why(self, step: int) -> str:  # noqa: PLR0911 - one reason each
         """Return the reason for which some steps before ``step`` were not recorded."""
         settings = self._settings
         if not any(getattr(settings, switch) for switch in SIGNALS_OF):
@@ -255,7 +255,8 @@ class RunAccount:
         if settings.max_overhead is not None:
             return message("max_overhead allows {part:g} % of the time", part=settings.max_overhead * 100)
         if settings.start_step >= step:
-            return message("start_step is {number}: choose a smaller one for a run of this length", number=settings.start_step)
+            text = "start_step is {number}: choose a smaller one for a run of this length"
+            return message(text, number=settings.start_step)
         if settings.step_interval > 1:
             return message("step_interval is {number}", number=settings.step_interval)
         if settings.start_step > self.first:

@@ -71,7 +71,11 @@ class AlertSender(Protocol):
 
 ALSO = {
     **dict.fromkeys(("email", "mail", "smtp", "slack", "dingtalk", "wecom", "wechat", "teams", "discord"), "apprise"),
-    **{"lark": "feishu", "webhook": "http", "prometheus": "alertmanager", "stdout": "console", "log": "console"},
+    "lark": "feishu",
+    "webhook": "http",
+    "prometheus": "alertmanager",
+    "stdout": "console",
+    "log": "console",
 }
 """Names that users may write for the channel that sends there."""
 CHANNELS: dict[str, type[Channel]] = {
