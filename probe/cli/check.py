@@ -90,7 +90,7 @@ def check(
         )
         raise typer.Exit(2)
     command = command_of("check", module, arguments, sys.argv)
-    hint_at_late("--steps", "--output", "--show", "--limit", "--json", command=command)
+    hint_at_late("--steps", "-n", "--output", "-o", "--show", "--limit", "--json", command=command)
     if flag := unwatched_by(command):
         complain(message("nothing can be checked: with {flag} Python ignores PYTHONPATH: leave it out", flag=flag))
         raise typer.Exit(2)

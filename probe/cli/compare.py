@@ -57,7 +57,7 @@ def compare(
     from probe.core.analysis.pieces import reading_cost
     from probe.core.storage.files import PAGES, check_target
 
-    if a.resolve() == b.resolve():
+    if a.is_dir() and a.resolve() == b.resolve():
         complain(message("{a}: A and B are one folder, which is compared with itself; give two runs", a=a), "warning")
     with refusing(ValueError, ImportError):
         if out:

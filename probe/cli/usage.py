@@ -64,7 +64,9 @@ def usage_error(error: Any, verb: str = "") -> Message:
     else:
         text = str(error.format_message()).rstrip(".。")
         if parameter is None and context is not None:
-            text += f"; expected `{' '.join([command, *context.command.collect_usage_pieces(context)])}`"
+            arguments = [p for p in context.command.params if p.param_type_name == "argument"]
+            pieces = [_name(p) if p.required else f"[{_name(p)}]" for p in arguments]
+            text += f"; expected `{' '.join([command, '[OPTIONS]', *pieces])}`"
         expected = message("{command}: {text}", command=command, text=text[:1].lower() + text[1:])
         expected = joined("\n", [expected, *_meaning(parameter, meaning)])
     more = message("`{command} --help` describes every argument and option.", command=command)

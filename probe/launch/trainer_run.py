@@ -109,6 +109,9 @@ class TrainerRun:
         """Configuration of the monitor."""
         if config is None or isinstance(config, str | os.PathLike | Mapping):
             self.source = configured(config, overrides or {})
+        elif isinstance(config, type) or not callable(getattr(config, "log_ended", None)):
+            expected = "a callback of probe: config: expected a file, a mapping or a monitor"
+            raise TypeError(f"{expected}, got {config!r:.80}; pass one of them")
         else:
             self._own = config
         self._never_begun = weakref.finalize(self, complain, NEVER_BEGUN, "warning")

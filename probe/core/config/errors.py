@@ -169,8 +169,8 @@ def _form(annotation: Any, value: object) -> str:
     bare = peel(annotation)[0]
     is_list = get_origin(bare) is tuple
     if is_list and not isinstance(value, list | tuple):
-        if isinstance(value, str) and (parts := [part.strip() for part in value.split(",")]) != [""]:
-            return message("; write {text}", text=json.dumps(parts))
+        if isinstance(value, str) and get_args(bare) and str in (get_args(bare)[0], peel(get_args(bare)[0])[0]):
+            return message("; write {text}", text=json.dumps([part.strip() for part in value.split(",")]))
         return message("; write it in brackets: [...]") if isinstance(value, Mapping) else ""
     if isinstance(bare, type) and issubclass(bare, BaseModel) and not isinstance(value, Mapping):
         return message("; write keys such as {names} in it", names=", ".join([*bare.model_fields][:3]))

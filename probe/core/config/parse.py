@@ -324,7 +324,9 @@ def _yaml(name: str, text: str) -> tuple[Any, _Find]:
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         advice, problem = message("correct it; texts with : or # stand in quotes"), error.problem or error.context
         rest = text[mark.index :] if mark else ""
-        if rest.startswith("\t"):
+        if re.search(r"^\s*(//|/\*)", text, re.MULTILINE):
+            problem, advice = message("expected # before a comment, got //"), message("write # in its place")
+        elif rest.startswith("\t"):
             problem, advice = message("expected spaces before a key, got a tab"), message("write spaces in its place")
         elif isinstance(error, yaml.composer.ComposerError) and rest.startswith("---"):
             problem = message("expected one document, got a second one after ---")
