@@ -59,7 +59,7 @@ def compare(
 
     if a.is_dir() and a.resolve() == b.resolve():
         complain(message("{a}: A and B are one folder, which is compared with itself; give two runs", a=a), "warning")
-    with refusing(ValueError, ImportError):
+    with refusing(ValueError, ImportError, OSError):
         if out:
             check_target(out, *PAGES)
         options = _options(mapping, steps, step_offset, rank, signals, ops, rtol, common)

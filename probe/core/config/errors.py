@@ -159,16 +159,15 @@ def _sentence(
     if kind == "unknown_name":
         hint = _hint(value, context["names"], context.get("also", {}))
     else:
-        hint = _form(_resolve(model, loc)[0], value)
+        hint = _form(_resolve(model, loc)[0], value, str(expected).startswith("a list "))
     text = context["shown"] if "shown" in context and not isinstance(value, UnrunCode) else shown(value)
     return message("expected {expected}, got {value}{hint}", expected=expected, value=text, hint=hint)
 
 
-def _form(annotation: Any, value: object) -> str:
+def _form(annotation: Any, value: object, is_list: bool) -> str:
     """Return an advice about a list or a section in whose place something else stands."""
     bare = peel(annotation)[0]
-    is_list = get_origin(bare) is tuple
-    if is_list and not isinstance(value, list | tuple):
+    if is_list and get_origin(bare) is tuple and not isinstance(value, list | tuple):
         if isinstance(value, str) and get_args(bare) and str in (get_args(bare)[0], peel(get_args(bare)[0])[0]):
             return message("; write {text}", text=json.dumps([part.strip() for part in value.split(",")]))
         return message("; write it in brackets: [...]") if isinstance(value, Mapping) else ""
