@@ -264,9 +264,9 @@ def check_target(out: Path, *endings: str) -> None:
         ValueError: if its folder is missing, or if something else has its name, or if that ends like another format.
     """
     if endings and out.suffix[1:].isalpha() and out.suffix.lower() not in endings:
-        known = " or ".join(endings)
-        text = "{out}: expected a name that ends with {known}, got {ending}; no other format is written"
-        raise ValueError(message(text, out=out, known=known, ending=out.suffix))
+        names = " or ".join(endings)
+        text = "{out}: expected a name that ends with {names}, got {ending}; no other format is written"
+        raise ValueError(message(text, out=out, names=names, ending=out.suffix))
     if not out.parent.is_dir():
         reason = message("there is no folder {folder}: make it first", folder=out.parent)
     elif out.exists() and not out.is_file():

@@ -43,12 +43,12 @@ def output_root(environ: Mapping[str, str], configured: str | None = None) -> Pa
     Raises:
         ValueError: if it is a URL: runs are read from object storage, and written to folders.
     """
-    named = configured or environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output"
-    if MARK in named:
+    folder = configured or environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output"
+    if MARK in folder:
         key = "output_dir" if configured else "MONITOR_OUTPUT_DIR"
-        text = "{key}: expected the path of a folder, got {named}; write to a folder, and copy it there afterwards"
-        raise ValueError(message(text, key=key, named=named.partition(MARK)[0] + MARK + "..."))
-    return Path(named).expanduser()
+        text = "{key}: expected the path of a folder, got {scheme}...; write to a folder, and copy it there afterwards"
+        raise ValueError(message(text, key=key, scheme=folder.partition(MARK)[0] + MARK))
+    return Path(folder).expanduser()
 
 
 def stamp(now: float) -> str:
