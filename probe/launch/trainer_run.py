@@ -145,7 +145,6 @@ class TrainerRun:
             ValueError: for a model that cannot be watched. Any other failure is reported, and the training is not
                 watched.
         """
-        self._never_begun.detach()
         self.end()
         if self._own is not None or not models or not optimizers:
             return
@@ -196,6 +195,7 @@ class TrainerRun:
 
     def end(self) -> None:
         """Stop the monitor if it was attached here."""
+        self._never_begun.detach()
         if self._owned and self.monitor is not None:
             self._owned = False
             attempt(self.faults, "end of the training", self.monitor.stop)
