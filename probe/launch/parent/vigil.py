@@ -128,7 +128,8 @@ class Vigil:
                 with suppress(OSError, ValueError):  # it may be in the making
                     arguments = json.loads(summary.read_text())["budget"]
                     if (reader := ProgressReader(path)).row() is not None:
-                        self._budgets[path] = reader, OwnBudget(reader, Budget(*arguments), self._since)
+                        budget = Budget(*arguments)
+                        self._budgets[path] = reader, OwnBudget(reader, budget, self._since)  # type: ignore[arg-type] # a row
         return self._budgets.values()
 
     def report(self, status: int = 0, is_reporting: bool = True) -> None:
