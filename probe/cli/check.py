@@ -90,7 +90,7 @@ def check(
         )
         raise typer.Exit(2)
     command = command_of("check", module, arguments, sys.argv)
-    hint_at_late("--steps", "--output", "--show", "--limit", "--json", command=command)
+    hint_at_late("--steps", "-n", "--output", "-o", "--show", "--limit", "--json", command=command)
     if flag := unwatched_by(command):
         complain(message("nothing can be checked: with {flag} Python ignores PYTHONPATH: leave it out", flag=flag))
         raise typer.Exit(2)
@@ -157,7 +157,9 @@ def _failure(result: TrialResult, limit: float) -> str:
     """Return why a trial shows nothing, or less than it should; an empty text if it is whole."""
     if result.code == TIMED_OUT:
         return message(
-            "the program took more than {limit:g} s, with {updates} updates", limit=limit, updates=result.updates
+            "the program took more than {limit:g} s, with {updates} updates: set a longer --limit, or fewer --steps",
+            limit=limit,
+            updates=result.updates,
         )
     if result.code:
         return message(

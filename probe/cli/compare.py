@@ -16,7 +16,7 @@ from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.places import run_argument
 from probe.core.errors import advice_of
 from probe.core.language import message
-from probe.core.messages import echo
+from probe.core.messages import complain, echo
 
 if TYPE_CHECKING:
     from probe.core.analysis.compare.compare import Comparison
@@ -55,8 +55,13 @@ def compare(
     from probe.core.analysis.compare.compare import compare as compared
     from probe.core.analysis.compare.compare import planned
     from probe.core.analysis.pieces import reading_cost
+    from probe.core.storage.files import PAGES, check_target
 
-    with refusing(ValueError, ImportError):
+    if a.is_dir() and a.resolve() == b.resolve():
+        complain(message("{a}: A and B are one folder, which is compared with itself; give two runs", a=a), "warning")
+    with refusing(ValueError, ImportError, OSError):
+        if out:
+            check_target(out, *PAGES)
         options = _options(mapping, steps, step_offset, rank, signals, ops, rtol, common)
         if explain_only:
             pieces = planned(a, b, options)
@@ -85,8 +90,6 @@ def _write(out: Path, found: Comparison) -> None:
     from probe.core.analysis.compare.explain import page
     from probe.core.storage.files import replacing
 
-    if not out.resolve().parent.is_dir():
-        raise ValueError(message("{out}: expected a folder that exists", out=out))
     text = page(found)
     try:
         with replacing(out) as file:

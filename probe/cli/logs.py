@@ -108,14 +108,13 @@ def parse(
 
 def _is_empty(places: list[str]) -> bool:
     """Return whether no file has a byte; of standard input, and of what is gone, that is unknown."""
-    from probe.services.logs.log_scan import total_size
-    from probe.services.logs.sources import STANDARD_INPUT, SourceError, files_of
+    from probe.services.logs.sources import STANDARD_INPUT, SourceError, files_of, size_of
 
     try:
         paths = [path for place in places for path in files_of(place)[0]]
     except SourceError:
         return False
-    return all(Path(path).is_file() for path in paths) and STANDARD_INPUT not in paths and not total_size(paths)
+    return all(Path(path).is_file() for path in paths) and STANDARD_INPUT not in paths and not any(map(size_of, paths))
 
 
 def _written(target: BinaryIO, output: Path | None, run: Callable[[], None]) -> bool:

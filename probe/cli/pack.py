@@ -25,7 +25,9 @@ def pack(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the packed run: new, or one to go on with.")],
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=MOST_PROCESSES, help="Processes that pack.")] = 1,
     follow: Annotated[bool, typer.Option("--follow", help="Pack what is closed while training goes on.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between two times.")] = 60.0,
+    every: Annotated[
+        float | None, typer.Option(min=0.1, help="With --follow: seconds between two times; 60 if not given.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Then compare all packed files with the index.")] = False,
     as_machine: AsJson = False,
 ) -> None:
@@ -39,10 +41,13 @@ def pack(
     from probe.core.storage.packed.pack import pack as packed
 
     each = partial(in_order, processes=jobs)
+    if every is not None and not follow:
+        complain(message("--every has no effect without --follow: what is there is packed once"), "warning")
+    seconds = 60.0 if every is None else every
     try:
         with refusing(ValueError, ImportError), counting_bar("packing", "files") as observe:
             if follow:
-                done = pack_followed(directory, out, lambda report: _wait(every, as_machine, report), each, observe)
+                done = pack_followed(directory, out, lambda report: _wait(seconds, as_machine, report), each, observe)
             else:
                 done = packed(directory, out, each, observe)
     except (PackError, WorkersDiedError, OSError) as error:

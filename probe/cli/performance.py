@@ -47,7 +47,7 @@ def performance(
         if hours is not None and not (isfinite(hours) and hours > 0):
             raise ValueError(message("--hours: expected a number above 0, got {hours}", hours=hours))
         if out is not None:
-            check_target(out)
+            check_target(out, ".json")
         with Console(stderr=True).status("reading") as status:
             found, problems = analysed(directory, hours, status.update)
         fields = as_json(found, problems)

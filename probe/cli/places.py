@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from probe.core.language import translated
-from probe.core.storage.location import Place, located
+from probe.core.storage.location import MARK, Place, located
 from probe.core.storage.run_directory import output_root
 
 HELP = (
@@ -32,9 +31,11 @@ def parsed(text: str) -> Place:
         raise typer.BadParameter(translated(str(error))) from None
 
 
-def usual_place() -> Path:
-    """Return the folder that is read if none is named: MONITOR_OUTPUT_DIR, else ``./monitor_output``."""
-    return output_root(os.environ)
+def usual_place() -> Place:
+    """Return the place that is read if none is named: MONITOR_OUTPUT_DIR, which may be a URL, else
+    ``./monitor_output``."""
+    named = os.environ.get("MONITOR_OUTPUT_DIR", "")
+    return parsed(named) if MARK in named else output_root(os.environ)
 
 
 def run_argument(help_text: str = HELP, metavar: str = "DIRECTORY", parser: Callable[[str], Place] = parsed) -> Any:

@@ -40,7 +40,7 @@ def report(
     from probe.core.analysis.report.findings import card
     from probe.core.analysis.report.write import write_report
     from probe.core.messages import printable_lines
-    from probe.core.storage.files import check_target
+    from probe.core.storage.files import PAGES, check_target
 
     if explain:
         with refusing(ValueError, OSError):
@@ -58,7 +58,7 @@ def report(
         console.status("reading") as status,
         engine_of(engine, jobs, lambda done: status.update(progress_text(done))) as pieces,
     ):
-        check_target(out)
+        check_target(out, *PAGES)
         chosen = None if in_this_process(engine, jobs) else pieces
         analysis = analyse(directory, progress=status.update, engine=chosen) if judge else None
         diagnosis, problems = (card(analysis), analysis.problems) if analysis else (None, None)

@@ -75,7 +75,9 @@ def sql(
             raise ValueError(message("expected one of --json, --format and -o, got several; leave the others out"))
         chosen = _format(out, form)
         if bool(query) + bool(map_query or reduce_query) > 1 or bool(map_query) != bool(reduce_query):
-            raise ValueError(message("expected one query, or --map and --reduce"))
+            raise ValueError(
+                message("expected one query, or both --map and --reduce; add what is missing, or leave one out")
+            )
         printed = sys.stdout
         with (
             redirect_stdout(sys.stderr),  # Ray prints messages of its own
@@ -121,7 +123,7 @@ def _format(out: Path | None, form: AnswerFormat | None) -> AnswerFormat:
         return form or AnswerFormat.table
     check_target(out)
     if form is None and out.suffix[1:] not in AnswerFormat.__members__:
-        known = ", ".join(f".{each.value}" for each in AnswerFormat)
+        known = ", ".join(f".{each.value}" for each in AnswerFormat if each is not AnswerFormat.table)
         raise ValueError(
             message("{out}: expected a name that ends with one of {known}, or --format", out=out, known=known)
         )

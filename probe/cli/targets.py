@@ -126,7 +126,8 @@ def _read(file: Path) -> dict[str, Any]:
     ):
         raise ValueError(
             message(
-                "{file}: expected names of modules, each with its input, output, ... as print_struct writes it",
+                "{file}: expected names of modules, each with its input, output, ... as print_struct writes it, got "
+                'other keys; run the program once with "print_struct": true, and give its module_struct.json',
                 file=file,
             )
         )

@@ -64,7 +64,9 @@ def usage_error(error: Any, verb: str = "") -> Message:
     else:
         text = str(error.format_message()).rstrip(".。")
         if parameter is None and context is not None:
-            text += f"; expected `{' '.join([command, *context.command.collect_usage_pieces(context)])}`"
+            arguments = [p for p in context.command.params if p.param_type_name == "argument"]
+            pieces = [_name(p) if p.required else f"[{_name(p)}]" for p in arguments]
+            text += f"; expected `{' '.join([command, '[OPTIONS]', *pieces])}`"
         expected = message("{command}: {text}", command=command, text=text[:1].lower() + text[1:])
         expected = joined("\n", [expected, *_meaning(parameter, meaning)])
     more = message("`{command} --help` describes every argument and option.", command=command)
@@ -94,7 +96,16 @@ def _unknown_option(option: str, context: Any) -> Message:
         return message(text, option=option, command=context.command_path, verb=verb)
     shown = (parameter for parameter in context.command.params if not getattr(parameter, "hidden", False))
     options = [*(name for parameter in shown for name in parameter.opts if name.startswith("--")), "--help"]
-    if (close := nearest(option, options)) is not None:
+    close = nearest(option, options)
+    if close == "--help" and nearest(option, ["--help"], 0.8) is None:
+        close = None
+    named = (p for p in context.command.params if p.param_type_name == "argument" and p.name == option.strip("-"))
+    if (argument := next(named, None)) is not None:
+        text = "there is no option {option}; {name} stands alone: `{example}`"
+        name = _name(argument)
+        example = f"{context.command_path} {EXAMPLES.get(name, name)}"
+        return message(text, option=option, name=name, example=example)
+    if close is not None:
         return message("there is no option {option}; did you mean {close}?", option=option, close=close)
     return message("there is no option {option}; expected one of {names}", option=option, names=", ".join(options))
 

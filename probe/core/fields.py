@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
@@ -51,6 +51,8 @@ class Names:
     """Metadata that admits these strings only."""
 
     names: tuple[str, ...]
+    also: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Names that users may write for one of these."""
 
     @property
     def listed(self) -> str:
@@ -62,7 +64,7 @@ class Names:
             raise PydanticCustomError(
                 "unknown_name",
                 "unknown name",
-                {"names": self.names, "expected": message("one of {names}", names=self.listed)},
+                {"names": self.names, "also": self.also, "expected": message("one of {names}", names=self.listed)},
             )
         return value
 

@@ -124,4 +124,9 @@ def make_callbacks(
         made.append(probe_class(**config.probe))
     elif config.probe is not None:
         _log.warning("callbacks: ProbeCallback has no effect in this loop; attach a TrainerMon with set_monitor")
+    if not made:
+        _log.warning(
+            "from_yaml: nothing is recorded: expected MFLossMonitor in callbacks, or monitor_on: true in "
+            "monitor_config; the keys of TrainerMon are passed to TrainerMon"
+        )
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,6 +20,9 @@ from probe.launch.environment import CONFIG, DEFAULTS, configuration
 Method = TypeVar("Method", bound=Callable[..., None])
 Source = str | os.PathLike[str] | Mapping[str, Any]
 """JSON or YAML file, or a mapping with the same keys."""
+
+
+NEVER_BEGUN = "a callback of probe was made, and saw no training begin: pass it to the trainer, before training"
 
 
 class NumberReceiver(Protocol):
@@ -105,8 +109,14 @@ class TrainerRun:
         """Configuration of the monitor."""
         if config is None or isinstance(config, str | os.PathLike | Mapping):
             self.source = configured(config, overrides or {})
+        elif isinstance(config, type) or not callable(getattr(config, "log_ended", None)):
+            expected = "a callback of probe: config: expected a file, a mapping or a monitor"
+            raise TypeError(f"{expected}, got {config!r:.80}; pass one of them")
         else:
             self._own = config
+        self._never_begun = weakref.finalize(self, complain, NEVER_BEGUN, "warning")
+        if automatic:
+            self._never_begun.detach()
         self.monitor: Monitor | None = None
         """The monitor that watches the training in progress, or has watched the last one."""
         self._owned = False
@@ -185,6 +195,7 @@ class TrainerRun:
 
     def end(self) -> None:
         """Stop the monitor if it was attached here."""
+        self._never_begun.detach()
         if self._owned and self.monitor is not None:
             self._owned = False
             attempt(self.faults, "end of the training", self.monitor.stop)

@@ -57,7 +57,8 @@ def check_model(model: Any, settings: Settings) -> None:
         )
     if not isinstance(model, nn.Cell) and not adapted(model):
         raise ValueError(
-            f"set_monitor: model: expected a mindspore.nn.Cell or a list of them, got {type(model)}; pass the model"
+            f"set_monitor: model: expected a mindspore.nn.Cell or a list of them, got {type(model)}; pass the model, "
+            "one of PyTorch to probe.pytorch"
         )
     if settings.xy_distribution and (compiled := _compiled(model)):
         raise ValueError(

@@ -103,7 +103,8 @@ def check_model(model: Any, settings: Settings) -> None:
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(
-            f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}; pass the model"
+            f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}; pass the model, one "
+            "of MindSpore to probe.mindspore"
         )
     if settings.compiled == "record":
         compiled.check()

@@ -86,6 +86,12 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
             ["probe compare: expected B: ", "`probe compare monitor_output/first monitor_output/second`"],
         ),
         (["pack", "runs"], ["probe pack: expected --out: ", "`probe pack monitor_output --out packed`"]),
+        (
+            ["anomalies", "--directory", "a"],
+            ["no option --directory; DIRECTORY stands alone: `probe anomalies monitor_output`"],
+        ),
+        (["run", "--steps", "5", "a.py"], ["there is no option --steps; expected one of --config, --module, "]),
+        (["config", "check", "a", "b"], ["(b); expected `probe config check [OPTIONS] FILE`"]),
         (["anomalies", "a", "b"], ["(b); expected `probe anomalies [OPTIONS] [DIRECTORY]`"]),
         (["config", "check"], ["probe config check: expected FILE: ", "`probe config check monitor.json`"]),
         (["anomalies", "--jsn", "."], ["there is no option --jsn; did you mean --json?"]),

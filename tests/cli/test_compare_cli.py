@@ -72,7 +72,10 @@ def test_different_is_1(runs: Path) -> None:
         (["--signals", "grad_reduce"], "--signals: 'grad_reduce' is no signal of A (nearest: 'grad_reduced')"),
         (["--ops", "nrm"], "--ops: 'nrm' is no number of A (nearest: 'norm')"),
         (["--map", "/nowhere.json"], "/nowhere.json: expected a mapping file"),
-        (["--out", "/nowhere/page.html"], "/nowhere/page.html: expected a folder that exists"),
+        (
+            ["--out", "/nowhere/page.html"],
+            "/nowhere/page.html: expected the name of a file in a directory that exists; there is no folder /nowhere",
+        ),
         (["--steps", "100-"], "the runs have no step in common"),
     ],
 )
@@ -87,7 +90,7 @@ def test_a_page_that_cannot_be_written_is_2(runs: Path, tmp_path: Path) -> None:
     """A folder is in its place."""
     result = run(runs / "a", runs / "nan", "-o", tmp_path)
     assert result.exit_code == 2
-    assert f"{tmp_path}: expected a file that can be written" in result.stderr
+    assert f"{tmp_path}: expected the name of a file in a directory that exists; this is a folder" in result.stderr
 
 
 def test_a_directory_without_a_run_is_2(runs: Path, tmp_path: Path) -> None:

@@ -117,11 +117,11 @@ def test_wrong_use_is_a_line_and_exit_code_2(root: Path, tmp_path: Path) -> None
     [directory] = root.glob("*-rank0-*")
     for words, message in (
         (("FROM actw",), "did you mean actv?"),
-        (("FROM actv", "--map", "FROM actv"), "expected one query, or --map and --reduce"),
-        (("--map", "FROM actv"), "expected one query, or --map and --reduce"),
+        (("FROM actv", "--map", "FROM actv"), "expected one query, or both --map and --reduce"),
+        (("--map", "FROM actv"), "expected one query, or both --map and --reduce"),
         (
             ("FROM actv", "-o", tmp_path / "x.txt"),
-            "expected a name that ends with one of .table, .csv, .json, .parquet",
+            "expected a name that ends with one of .csv, .json, .parquet",
         ),
         (("FROM actv", "-o", tmp_path / "no" / "x.csv"), "in a directory that exists"),
         (("FROM actv", "-o", directory / "actv_0-0.csv"), "outside of the directories of ranks"),

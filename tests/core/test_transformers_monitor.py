@@ -859,9 +859,9 @@ def test_a_rank_has_its_folder_and_its_part_of_the_throughput(tmp_path: Path, li
 
 def test_other_arguments_of_the_tool_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     """Those that ask for anything are named; what the tool does not have is an error."""
-    Loss(check_for_nan_in_loss_and_grad=True, print_separate_loss=False)
-    State(micro_batch_num=2, embedding_size=4096, use_local_norm=True)
-    assert caplog.records == []
+    loss = Loss(check_for_nan_in_loss_and_grad=True, print_separate_loss=False)
+    state = State(micro_batch_num=2, embedding_size=4096, use_local_norm=True)
+    assert ({type(loss), type(state)}, caplog.records) == ({Loss, State}, [])
     Loss(print_separate_loss=True)
     assert "print_separate_loss is not supported" in caplog.text
     with pytest.raises(TypeError, match="TrainingStateMonitor: unexpected argument 'colour'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from probe.launch.parent.vigil import ENDED, NOTHING
+from probe.core.run_state import progress
+from probe.launch.parent.vigil import ENDED, NOTHING, Vigil
 from tests.launch.test_parent import PROBE, environment
 
 RANK = """
@@ -130,6 +132,37 @@ def test_a_process_that_is_killed_while_it_stands_still(tmp_path: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
     """
     assert "nothing is known after step 19; rank 0 stood still for 10" in ran(tmp_path, text).stderr
+
+
+def test_a_rank_that_stands_still_is_named_while_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once for each standstill, the rank that is least far; not before its budget is over, nor for time in which the
+    parent itself was stopped."""
+    now, vigil = [10**12], Vigil(tmp_path, "a")
+    monkeypatch.setattr("probe.core.run_state.progress.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("probe.launch.parent.vigil.time.monotonic_ns", lambda: now[0])
+    ranks = [progress.Progress(tmp_path, rank, 2, "job", False) for rank in range(1)]
+
+    def look(seconds: int, at_once: bool = False) -> str:
+        for _ in range(1 if at_once else seconds):
+            now[0] += (seconds if at_once else 1) * 10**9
+            vigil.look()
+        return capsys.readouterr().err
+
+    for step in range(20):
+        ranks[0].step(step)
+        now[0] += 10**9
+    (tmp_path / f"summary-0-{os.getpid()}-0.json").write_text('{"budget": [60.0, 1800.0]}')
+    assert look(50) == ""
+    said = look(50)
+    assert said.startswith("probe: warning: rank 0 stands still since step 19, for 6")
+    assert f"`py-spy dump --pid {os.getpid()}` shows where" in " ".join(said.replace("probe:  ", "").split())
+    assert said.count("stands still") == 1
+    ranks[0].step(20)
+    assert look(80) == ""  # the pause of 100 seconds was none: the budget has grown
+    assert look(1000, at_once=True) == ""
+    assert "since step 20" in look(350)
 
 
 def test_several_runs_of_a_program_are_reported_each(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from probe.core.config.load import load
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.messages import lines
 from probe.core.monitor.trainer_mon import NEVER_SET
+from probe.core.monitor_v2.trainer import NEVER_STARTED, TrainerMonitorV2
+from probe.launch.trainer_run import NEVER_BEGUN, TrainerRun
 from probe.services.performance import PerformanceMonitor
 from tests.core.storage.run_files import write_run
 from tests.matrix.harness import Harness
@@ -101,6 +103,25 @@ CONFIGURATIONS = {
         rules({"rule_name": "AnomalyThreshold", "args": {}}), "alert.rules[0].args.below", "a number, here or as above",
         "got null"
     ),
+    "limits that meet": Use(
+        rules({"rule_name": "AnomalyThreshold", "args": {"above": 1, "below": 2}}),
+        "alert.rules[0].args.below",
+        "at most above, 1",
+        "got 2",
+    ),
+    "formats in one text": Use({"format": "csv,api"}, "format", "one of csv", 'got "csv,api"', 'mean ["csv", "api"]?'),
+    "ops in one text": Use({"ops": "norm, max"}, "ops", "a list of names", 'got "norm, max"', 'write ["norm", "max"]'),
+    "a rule by its name": Use(
+        rules("AnomalyNan"), "alert.rules[0]", "a mapping", 'got "AnomalyNan"', "write keys such as rule_name, args"
+    ),
+    "mail": Use(
+        {"alert": {"channels": [{"channel": "mail"}]}}, "channels[0].channel", "one of", '"mail"', "mean apprise?"
+    ),
+    "keys a level too deep": Use(
+        {"monitor": {"eps": 1, "ops": []}}, "monitor", "unknown key", "ops, eps in it", "write them in its place"
+    ),
+    "a URL to write to": Use({"output_dir": "s3://a/b"}, "output_dir", "path of a folder", "a URL", "copy it there"),
+    "the text of a file": Use('{"eps": 1}', "config_file_path", "the path of a file", "text of one", "json.loads"),
     "an address": Use({"dynamic_broadcast": "here"}, "dynamic_broadcast", "a host and a port", 'got "here"'),
     "a key that is a number": Use({12: 1}, "12", "expected a string as key", "got 12", "put it in quotes"),
     "nothing": Use(None, "config_file_path", "the path of a file or a mapping", "got NoneType", "give one, such as"),
@@ -121,6 +142,7 @@ FILES = {
     "Python's True": Use('{\n"wg_distribution": True}', "a.json:2:20", "expected a value", "got True", "write true"),
     "single quotes": Use("{'eps': 1}", "a.json:1:2", "expected double quotes", "got a single quote", 'write "..."'),
     "a # comment": Use('{\n# all\n"eps": 1}', "a.json:2:1", "expected a key", "got #", "write //"),
+    "an INI file": Use("[a]\neps = 1", "a.ini", "expected JSON, YAML or Python", "got INI", ".yaml file"),
     "an early end": Use('{"alert": {\n', "a.json:1:12", "expected }", "got the end of the file", "add what is missing"),
     "a comma left out": Use(
         '{"eps": 1\n"ndigits": 2}', "a.json:2:1", "expected a comma", 'got "ndigits"', "write a comma"
@@ -132,6 +154,9 @@ FILES = {
     "an empty file": Use("", "a.json", "a mapping of keys", "got an empty file", "write at least {}"),
     "a wrong value in YAML": Use(
         "ops:\n- norm\n- men\n", "a.yaml:3: ops[1]", "one of min", 'got "men"', "did you mean mean?"
+    ),
+    "another comment": Use(
+        "// all\nops: [norm]", "a.yaml:2:4", "expected # before a comment", "got //", "write # in its place"
     ),
     "a tab": Use("eps:\n\tndigits: 1", "a.yaml:2:1", "expected spaces", "got a tab", "write spaces"),
     "two documents": Use("eps: 1\n---\neps: 2", "a.yaml:2:1", "one document", "a second", "remove the other"),
@@ -297,6 +322,13 @@ ATTACHMENTS: dict[str, Use] = {
         lambda p: p.attach([], 1, p.optimizer), "set_monitor: model", "one or a list", "an empty list", CALL
     ),
     "no optimizer": Use(lambda p: p.attach(p.model, 1), "set_monitor: the optimizer", "optimizer", "is missing", CALL),
+    "a model twice": Use(
+        lambda p: p.attach([p.model, p.model], 1, p.optimizer),
+        "set_monitor: model",
+        "each model once",
+        "more than once",
+        CALL,
+    ),
     "no micro batch": Use(
         lambda p: p.attach(p.model, 0, p.optimizer),
         "set_monitor: grad_acc_steps",
@@ -387,6 +419,15 @@ VERBS: dict[str, Use] = {
     "lines into no folder": Use(
         ["logs", "parse", "plain", "-o", "no/x"], "--output no/x: ", "cannot be written", "no such", "check the path"
     ),
+    "a page as PDF": Use(["report", "run", "-o", "a.pdf"], "a.pdf: ", "ends with .html", "got .pdf", "no other format"),
+    "a page of Markdown": Use(["compare", "run", "run", "-o", "a.md"], "a.md: ", "ends with .html", "got .md"),
+    "an archive": Use(["anomalies", "a.zip"], "a.zip: ", "expected the directory", "an archive", "unpack it"),
+    "a merge into the run": Use(["merge", "run", "-o", "run"], "run: ", "another folder", "that are read", "a new one"),
+    "logs of a server": Use(["logs", "parse", "http://a/b.log"], "http://a/b.log: ", "expected a file", "load it down"),
+    "a quoted pattern": Use(
+        ["logs", "parse", "*.log"], "*.log: ", "expected a file", "no file", "leave the quotes out"
+    ),
+    "one run twice": Use(["compare", "run", "run"], "run: ", "A and B are one folder", "with itself", "give two runs"),
     "an empty log": Use(["logs", "parse", "empty"], "empty", "no line of text", "nothing was read", "give the log"),
     "TOML": Use(["config", "check", "a.toml"], "a.toml: ", "expected JSON, YAML or Python", "got TOML", ".yaml file"),
     "a report into no folder": Use(
@@ -429,10 +470,12 @@ def test_a_wrong_use_of_a_verb(name: str, tmp_path: Path, monkeypatch: pytest.Mo
         write_run(tmp_path / "run", 0, range(2))
     for file, text in (("plain", "x"), ("empty", ""), ("a.toml", "ndigits = 3"), ("s.json", STRUCTURE)):
         Path(file).write_text(text)
-    for file in ("a.ipynb", "a.sh", "private"):
+    for file in ("a.ipynb", "a.sh", "private", "a.zip"):
         Path(file).touch(0o600)
     done = CliRunner().invoke(app, wrong.use)
-    assert done.exit_code == (0 if name == "an empty log" else 1 if name == "TOML" else 2), done.output
+    assert done.exit_code == (0 if name in ("an empty log", "one run twice") else 1 if name == "TOML" else 2), (
+        done.output
+    )
     assert "Errno" not in done.stderr
     told(wrong._replace(remedy="" if wrong.remedy == EXPLAIN else wrong.remedy), done.stderr)
 
@@ -465,6 +508,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "wrong ops": (lambda m: setattr(m, "ops", "max"), "monitor.ops: expected a list such as"),
     "no number at all": (lambda m: m.log(), "log: expected numbers by name, such as log(loss=2.5), got none"),
     "no phase": (lambda m: m.phase(None), "phase: expected a name such as evaluation, got None"),
+    "no time": (lambda m: m.promise(-5), "promise: expected seconds above 0, got -5: it is left out"),
     "no seconds": (lambda m: m.flush("now"), "flush: expected seconds, got 'now'"),
     "no state": (lambda m: m.load_state_dict(3), "load_state_dict: expected what state_dict has returned, got 3"),
     "no listener": (lambda m: m.on_snapshot("x"), "on_snapshot: expected a function, got 'x'"),
@@ -518,6 +562,20 @@ def test_a_monitor_that_was_never_attached(framework: Harness, caplog: pytest.Lo
         framework.TrainerMon(WG).set_monitor()
     gc.collect()
     assert caplog.messages == [NEVER_SET]
+
+
+def test_what_was_made_and_never_began(framework: Harness, caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
+    """A monitor of Monitor V2, a callback of a trainer, and one of MindSpore Transformers."""
+    require("torch")
+    gc.collect()
+    caplog.clear()
+    TrainerMonitorV2({"framework": "pytorch", "monitors": {"module": {"enabled": True}}})
+    TrainerRun(framework.TrainerMon, WG)
+    TrainerRun(framework.TrainerMon, WG, automatic=True)
+    gc.collect()
+    assert (caplog.messages, NEVER_BEGUN in " ".join(capsys.readouterr().err.split())) == ([NEVER_STARTED], True)
+    with pytest.raises(TypeError, match="expected a file, a mapping or a monitor, got <class 'dict'>; pass one"):
+        TrainerRun(framework.TrainerMon, dict)
 
 
 def test_a_monitor_in_the_place_of_a_callback(framework: Harness) -> None:

@@ -129,8 +129,15 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
     run = last_run(root, problems)
     if run.directories[0].packed is not None:
         raise ValueError(
-            message("{root}: expected the directory in which ranks have written; this is a packed run", root=root)
+            message(
+                "{root}: expected the directory in which ranks have written; this is a packed run: give that "
+                "from which it was packed",
+                root=root,
+            )
         )
+    if out.resolve() in (root.resolve(), *(directory.path.resolve() for directory in run.directories)):
+        text = "{out}: expected another folder than those that are read; give a new one, or leave it out"
+        raise ValueError(message(text, out=out))
     with _opened(run.directories) as rows:
         if not rows.files:
             raise ValueError("\n".join([f"{root}: {nothing_judged(run)}", *rows.problems.lines()]))

@@ -74,13 +74,14 @@ def parsed(connection: Connection, text: str) -> SelectStatement:
             )
         raise ValueError(
             message(
-                "expected a query that only reads, such as SELECT or FROM; got {shortened}", shortened=_shortened(text)
+                "expected one query that only reads, such as SELECT or FROM; got {shortened}",
+                shortened=_shortened(text),
             )
         )
     if len(tree["statements"]) != 1:
         raise ValueError(
             message(
-                "expected one query; got {number} in {shortened}",
+                "expected one query; got {number} in {shortened}; ask them one after the other",
                 number=len(tree["statements"]),
                 shortened=_shortened(text),
             )
@@ -193,7 +194,8 @@ def _check_reference(node: dict[str, Any]) -> None:
     if kind == "SHOW_REF" and node.get("show_type") in DESCRIPTIONS and node.get("query"):
         return
     if kind not in REFERENCES:
-        raise ValueError(message("expected a query of the run's rows; a part of it is {words}", words=_words(kind)))
+        text = "expected a query of the run's rows; a part of it is {words}; `probe sql DIR` lists tables and columns"
+        raise ValueError(message(text, words=_words(kind)))
     if kind == "BASE_TABLE":
         place = [part for part in (node.get("catalog_name"), node.get("schema_name")) if part]
         if place:

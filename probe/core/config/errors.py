@@ -147,13 +147,33 @@ def _sentence(
         text = shown(loc[-1] if kind == "invalid_key" else value)
         return message("expected a string as key, got {value}; put it in quotes", value=text)
     if kind == "extra_forbidden":
-        return unknown_key(loc[-1], list(peel(_resolve(model, loc[:-1])[0])[0].model_fields), place, section)
+        known = list(peel(_resolve(model, loc[:-1])[0])[0].model_fields)
+        if isinstance(value, Mapping) and value.keys() & known:
+            inside = ", ".join([key for key in known if key in value][:_MOST_NAMES])
+            text = "unknown key; {names} in it belong one level higher: write them in its place"
+            return message(text, names=inside)
+        return unknown_key(loc[-1], known, place, section)
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return message("missing; expected {expected}", expected=expected)
-    hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
+    if kind == "unknown_name":
+        hint = _hint(value, context["names"], context.get("also", {}))
+    else:
+        hint = _form(_resolve(model, loc)[0], value, str(expected).startswith("a list "))
     text = context["shown"] if "shown" in context and not isinstance(value, UnrunCode) else shown(value)
     return message("expected {expected}, got {value}{hint}", expected=expected, value=text, hint=hint)
+
+
+def _form(annotation: Any, value: object, is_list: bool) -> str:
+    """Return an advice about a list or a section in whose place something else stands."""
+    bare = peel(annotation)[0]
+    if is_list and get_origin(bare) is tuple and not isinstance(value, list | tuple):
+        if isinstance(value, str) and get_args(bare) and str in (get_args(bare)[0], peel(get_args(bare)[0])[0]):
+            return message("; write {text}", text=json.dumps([part.strip() for part in value.split(",")]))
+        return message("; write it in brackets: [...]") if isinstance(value, Mapping) else ""
+    if isinstance(bare, type) and issubclass(bare, BaseModel) and not isinstance(value, Mapping):
+        return message("; write keys such as {names} in it", names=", ".join([*bare.model_fields][:3]))
+    return ""
 
 
 def unknown_key(name: object, known: Sequence[str], place: Belonging, section: str = "") -> Message:
@@ -169,8 +189,11 @@ def _expected_key(known: Sequence[str]) -> Message:
     return message("; expected one of {names}", names=", ".join(known))
 
 
-def _hint(name: object, names: Sequence[str]) -> str:
-    close = nearest(name, names)
+def _hint(name: object, names: Sequence[str], also: Mapping[str, str] | None = None) -> str:
+    parts = [part.strip() for part in str(name).split(",")]
+    if len(parts) > 1 and {*parts} <= {*names}:
+        return message("; did you mean {name}?", name=json.dumps(parts))
+    close = (also or {}).get(str(name).casefold()) or nearest(name, names)
     return message("; did you mean {name}?", name=close) if close else ""
 
 

@@ -82,7 +82,7 @@ def monitor_of(values: Mapping[Any, Any], is_python: bool = False) -> ForeignMon
     section = values.get("monitor")
     if keys & _OF_TRANSFORMERS or (isinstance(section, Mapping) and section.keys() & {"train_state", "tensorboard"}):
         return TRANSFORMERS
-    return INTERNEVO if isinstance(section, Mapping) else None
+    return INTERNEVO if isinstance(section, Mapping) and not section.keys() & Settings.model_fields.keys() else None
 
 
 def _has_alerts(section: object) -> bool:

@@ -24,6 +24,8 @@ STATE_KINDS = (
     *("exp_avg_sq_row", "exp_avg_sq_col"),
 )
 """Kinds of state that the optimizers of PyTorch and MindSpore keep; others may keep more."""
+MARK = "://"
+"""Text in a URL."""
 MISSPELT = 0.85
 """Likeness, 0 to 1, from which on a name is taken for a misspelling of another."""
 
@@ -174,10 +176,13 @@ _OF_STATE: Need = (lambda s: s.mv_distribution, "mv_distribution")
 
 
 def contradictions(settings: Settings) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """Yield the path of each signal name that does not exist, with a sentence.
+    """Yield the path of an output directory that is a URL, and of signal names that do not exist, each with a sentence.
 
     An optimizer may keep state of any name: with mv_distribution, only names close to a known one are refused.
     """
+    if MARK in (settings.output_dir or ""):
+        text = "expected the path of a folder, got a URL; write to a folder, and copy it there afterwards"
+        yield ("output_dir",), message(text)
     known = (*SIGNAL_NEEDS, *STATE_KINDS)
     any_state = any(_OF_STATE[0](each) for each in _with_armed(settings))
     for number, rule in enumerate(settings.alert.rules):

@@ -28,6 +28,8 @@ from probe.core.language import message
 
 YAML_ENDINGS = (".yaml", ".yml")
 PYTHON_ENDING = ".py"
+OTHERS = ("toml", "ini", "cfg", "xml", "csv", "sh")
+"""Endings of files of other kinds."""
 MOST_JSON, MOST_YAML = 1 << 20, 256 << 10
 """Sizes in bytes of the largest files that are read: seven thousand targets with selectors, a second or two of work."""
 MOST_VALUES = 200_000
@@ -166,6 +168,9 @@ def content(name: str) -> bytes:
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a NUL in the name; RuntimeError: no such ~user
         if isinstance(error, ConfigError):
             raise
+        if name.lstrip()[:1] == "{":
+            text = "expected the path of a file or a mapping, got the text of one; pass it through json.loads"
+            raise ConfigError("config_file_path", [message(text)]) from None
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         problem = message(
             "{name}: cannot be read: {reason}; expected a JSON or YAML file, give its path", name=name, reason=reason
@@ -225,9 +230,9 @@ def _reader(name: str, text: str) -> Callable[[str, str], tuple[Any, _Find]]:
     """Return the parser of the format that the ending of a name stands for; one of Python for assignments, too."""
     if _is_yaml(name):
         return _yaml
-    if name.lower().endswith(".toml"):
-        text = "{name}: expected JSON, YAML or Python, got TOML; write `wg_distribution: true` and such in a .yaml file"
-        raise ConfigError(name, [message(text, name=name)])
+    if (ending := Path(name).suffix[1:].lower()) in OTHERS:
+        text = "{name}: expected JSON, YAML or Python, got {kind}; write `ops: [norm]` and such in a .yaml file"
+        raise ConfigError(name, [message(text, name=name, kind=ending.upper())])
     return _python if is_python(name, text) else _json
 
 
@@ -319,7 +324,9 @@ def _yaml(name: str, text: str) -> tuple[Any, _Find]:
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         advice, problem = message("correct it; texts with : or # stand in quotes"), error.problem or error.context
         rest = text[mark.index :] if mark else ""
-        if rest.startswith("\t"):
+        if re.search(r"^\s*(//|/\*)", text, re.MULTILINE):
+            problem, advice = message("expected # before a comment, got //"), message("write # in its place")
+        elif rest.startswith("\t"):
             problem, advice = message("expected spaces before a key, got a tab"), message("write spaces in its place")
         elif isinstance(error, yaml.composer.ComposerError) and rest.startswith("---"):
             problem = message("expected one document, got a second one after ---")

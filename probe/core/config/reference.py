@@ -121,5 +121,8 @@ def references(name: str) -> References:
     if not chosen:
         close = nearest(key, [*(entry.key for entry in keys), *(judge.name for judge in judges())])
         hint = message("; did you mean {name}?", name=close) if close else message("; `probe config explain` lists all")
+        parts = [entry.key for entry in keys if key.casefold() in entry.key.casefold()][:9]
+        if not close and parts:
+            hint = message("; there are {names}", names=", ".join(dict.fromkeys(parts)))
         raise ValueError(message("no key {key}{hint}", key=key, hint=hint))
     return References(chosen, [])

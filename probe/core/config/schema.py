@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from probe.core.alerting.channels import CHANNELS
+from probe.core.alerting.channels import ALSO, CHANNELS
 from probe.core.fields import (
     Flag,
     FlagOrAddress,
@@ -154,7 +154,7 @@ def _args_of_channel(value: object, info: ValidationInfo) -> Any:
 class ChannelSettings(Section):
     """Channel of alerts."""
 
-    channel: Annotated[Text, Names(tuple(CHANNELS))] = Field(
+    channel: Annotated[Text, Names(tuple(CHANNELS), ALSO)] = Field(
         description="Name of the channel. "
         + " ".join(f"`{name}` {channel.sends}." for name, channel in CHANNELS.items())
     )
@@ -181,7 +181,8 @@ class AlertSettings(Section):
     exceptions, SIGTERM. Empty: none. Every alert is also written to `alerts` in the output directory before it is
     sent."""
     group_seconds: Annotated[Number, ranges.Ge(0)] = 10.0
-    """Alerts within this time in seconds after the first one are sent as one message."""
+    """Alerts within this time in seconds after the first one are sent as one message; those of a run within a second in
+    any case."""
     language: Annotated[Text, Names(("en", "zh_cn"))] = "en"
     """Language of the alerts; names, numbers and commands are as they are."""
     grace_seconds: Annotated[Number, ranges.Ge(0)] = 10.0

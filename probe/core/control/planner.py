@@ -150,11 +150,14 @@ class Planner:
         return parse.parse(name, parse.text_of(name, content)).lines.lead
 
     def warn(self, sentences: Iterable[str]) -> None:
-        """Log those of ``sentences`` that were not logged before: on the first rank as warnings, on others as info."""
+        """Log those of ``sentences`` that were not logged before: on the first rank, and on one that is beyond the
+        number of ranks, as warnings, on others as info."""
+        groups = self._framework.groups
+        level = logging.INFO if 0 < groups.rank() < groups.world_size() else logging.WARNING
         for sentence in sentences:
             if sentence not in self._warned:
                 self._warned.add(sentence)
-                _log.log(logging.WARNING if self._framework.groups.rank() == 0 else logging.INFO, "%s", sentence)
+                _log.log(level, "%s", sentence)
 
     def plans(
         self, step: int, findings: Callable[[], list[Finding]] | None, account: Callable[[], float] = float

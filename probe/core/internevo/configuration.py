@@ -80,6 +80,9 @@ def read_monitor_config(source: str | PathLike[str] | Mapping[str, Any]) -> Moni
     """
     given = ConfigSource(source)
     values, block = given.values, _block(given)
+    if ROOT not in values and ALERT not in values:
+        text = "%s: expected the section monitor with alert in it, got none: no alert will be sent; add it"
+        _log.warning(text, given.name)
     at = (ROOT,) if ROOT not in values and ALERT in values else ()
     for _, sentence in INTERNEVO.misplaced(values, (ROOT, f"{ROOT}.{ALERT}"), at):
         _log.warning("%s: %s", given.name, sentence)

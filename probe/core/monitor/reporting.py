@@ -41,6 +41,8 @@ SUMMARY = "summary of the run"
 """Place of failures of the summary."""
 RENEW_SECONDS = 1.0
 """Least time between two summaries of a run that goes on."""
+ROWS_SECONDS = 1.0
+"""Least time in which alerts are one message: rows name the place of what a check finds a moment later."""
 State = Callable[[], tuple[int, str | None, tuple[float, float]] | None]
 
 
@@ -234,7 +236,10 @@ class Reporting:
     def _new_alarms(self, first: int) -> Alarms | None:
         if not self._settings.alert.channels:
             return None
-        sender = Alerts(self._settings.alert, job=self._job, rank=self.rank, directory=self._root, faults=self._faults)
+        settings = self._settings.alert
+        at_least = {"group_seconds": max(settings.group_seconds, ROWS_SECONDS)}
+        settings = settings.model_copy(update=at_least)
+        sender = Alerts(settings, job=self._job, rank=self.rank, directory=self._root, faults=self._faults)
         sender.start()
         return Alarms(sender, self._job, self.rank, first, self._report)
 

@@ -26,6 +26,7 @@ from probe.core.instrumentation.selection import Lead, Selection, watched
 from probe.core.instrumentation.signals.features.source import unknown
 from probe.core.instrumentation.signals.sources import chosen
 from probe.core.instrumentation.signals.structure import prepare
+from probe.core.launch import RANKS, WORLDS, launched
 from probe.core.moments import columns_for
 from probe.core.monitor.arguments import Arguments
 
@@ -227,6 +228,8 @@ def strangers(run: Run) -> Iterator[str]:
     hooks = run.framework.hooks
     of_models = {id(parameter): name for _, model in run.chunks for name, parameter in hooks.parameters(model)}
     owned = [id(parameter) for optimizer in run.optimizers for parameter in hooks.owned(optimizer)]
+    if not of_models and owned:
+        yield "set_monitor: model: expected one with parameters, got none in it; pass the model that is trained"
     if of_models and owned and of_models.keys().isdisjoint(owned):
         yield (
             f"set_monitor: optimizer: expected one that holds parameters of the model, such as "
@@ -248,6 +251,9 @@ def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> 
             "the configuration collects nothing: switch on wg_distribution, xy_distribution, param_distribution or "
             "mv_distribution; `probe config check FILE` says what a file collects"
         )
+    rank, world = launched(environ, RANKS, 0), launched(environ, WORLDS, 0)
+    if 0 < world <= rank:
+        yield f"the environment has rank {rank} of {world}: expected 0 to {world - 1}; correct or unset the variables"
     if settings.module_ranks and min(settings.module_ranks) >= ranks:
         yield (
             f"module_ranks: nothing is collected: expected some of the ranks 0 to {ranks - 1}, "

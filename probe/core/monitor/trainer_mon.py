@@ -262,6 +262,9 @@ class Monitor(AssignedSettings):
 
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``: until then the run does not count as standing still."""
+        if isinstance(seconds, int | float) and not seconds > 0:
+            self._report("promise: expected seconds above 0, got %r: it is left out", seconds)
+            return
         if self._attachment is not None:
             self._attachment.numbers.promise(seconds)
 
@@ -301,6 +304,8 @@ class Monitor(AssignedSettings):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` has returned; call it after ``set_monitor``."""
         restored = 0
+        if self._attachment is None and state and not self._unwatched:
+            self._report("load_state_dict: nothing is restored before set_monitor; call it after")
         if isinstance(state, Mapping) and self._attachment is not None:
             restored = self._attachment.numbers.load_state_dict(state)
         if not isinstance(state, Mapping) or (state and self._attachment is not None and not restored):

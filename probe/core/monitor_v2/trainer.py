@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
@@ -27,6 +28,7 @@ MOST_NAMED = 20
 _ATTACHING = frozenset({"dp_group", "tp_group", "start_iteration"})
 """Arguments of ``start`` that ``set_monitor`` has, too."""
 _log = logging.getLogger("probe")
+NEVER_STARTED = "TrainerMonitorV2 was made, and nothing was watched: call start(model=model, optimizer=optimizer), too"
 
 
 class TrainerMonitorV2(CheckedAttributes):
@@ -55,6 +57,7 @@ class TrainerMonitorV2(CheckedAttributes):
         self._class: type[Monitor] = import_module(f"probe.{framework}").TrainerMon
         self._mark: StepMark | None = None
         self._warns = True
+        self._never_started = weakref.finalize(self, _log.warning, NEVER_STARTED)
 
     @property
     def config(self) -> MonitorV2Config:
@@ -76,6 +79,7 @@ class TrainerMonitorV2(CheckedAttributes):
         """
         if model is None:
             raise ValueError("TrainerMonitorV2.start: model: expected a model, got None; call start(model=model, ...)")
+        self._never_started.detach()
         self.stop()
         for _, each in _stages(model):
             self._class.framework.hooks.check_model(each, Settings.model_validate({}))

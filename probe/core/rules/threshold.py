@@ -52,6 +52,8 @@ class ThresholdArgs(Section):
     def _one_at_least(cls, below: float | None, info: ValidationInfo) -> float | None:
         if below is None and "above" in info.data and info.data["above"] is None:
             raise wrong("a number, here or as above")
+        if below is not None and (above := info.data.get("above")) is not None and below > above:
+            raise wrong(f"at most above, {above:g}: every value is above one or below the other")
         return below
 
 

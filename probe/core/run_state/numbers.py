@@ -93,7 +93,9 @@ class NumberLog:
     def _put_tensor(self, name: str, tensor: Any) -> None:
         shape, _, _ = self._tensors.describe(tensor)
         if any(size != 1 for size in shape):
-            raise ValueError(f"expected a number or a tensor of one element, got one of shape {list(shape)}")
+            raise ValueError(
+                f"expected a number or a tensor of one element, got one of shape {list(shape)}; log its mean, say"
+            )
         number = self._tensors.number(tensor)
         block = self._tensors.moments([tensor], _COLUMNS, 0.0, None) if number is None else None
         self._drop(name)

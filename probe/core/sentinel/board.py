@@ -24,7 +24,9 @@ BOARD = "PROBE_BOARD"
 """Environment variable with the path of the folder."""
 LOCK = "parent.lock"
 """File on which the parent holds a lock as long as it lives."""
-SUMMARIES = "summary-*.json"
+SUMMARY = "summary-"
+"""Beginning of the names of summaries; rank, process and number of the run follow."""
+SUMMARIES = f"{SUMMARY}*.json"
 REASON = "reason"
 """File that is there if a process has reported why it is not watched."""
 
@@ -100,7 +102,7 @@ class Board:
         """
         if not self.folder.is_dir():  # removed by the parent: not to be made again
             raise FileNotFoundError(f"{self.folder}: the folder of `probe run` is gone")
-        with replacing(self.folder / f"summary-{summary.rank}-{os.getpid()}-{summary.number}.json") as file:
+        with replacing(self.folder / f"{SUMMARY}{summary.rank}-{os.getpid()}-{summary.number}.json") as file:
             json.dump(summary.as_json(), file)
 
     def summaries(self) -> list[WatchSummary]:

@@ -187,7 +187,7 @@ class RunAccount:
             step=step,
             steps=steps,
             recorded=recorded,
-            why=self._why() if recorded < steps else "",
+            why=self._why(step) if recorded < steps else "",
             loss=self._loss,
             findings=tuple(self._findings),
             looked=self._looked_at(steps, recorded, CAPTURED in faults),
@@ -245,8 +245,8 @@ class RunAccount:
             not_at.append(_unjudged("the loss", logged))
         return Looked((*at, *map(message, self._looked)), (*not_at, *([message(IN_GRAPHS)] if captured else ())))
 
-    def _why(self) -> str:
-        """Return the reason for which some steps were not recorded."""
+    def _why(self, step: int) -> str:  # noqa: PLR0911 - one reason each
+        """Return the reason for which some steps before ``step`` were not recorded."""
         settings = self._settings
         if not any(getattr(settings, switch) for switch in SIGNALS_OF):
             return message("the configuration records no rows")
@@ -254,6 +254,9 @@ class RunAccount:
             return message("this rank is not in module_ranks")
         if settings.max_overhead is not None:
             return message("max_overhead allows {part:g} % of the time", part=settings.max_overhead * 100)
+        if settings.start_step >= step:
+            text = "start_step is {number}: choose a smaller one for a run of this length"
+            return message(text, number=settings.start_step)
         if settings.step_interval > 1:
             return message("step_interval is {number}", number=settings.step_interval)
         if settings.start_step > self.first:

@@ -90,6 +90,10 @@ class RecordedRun(NamedTuple):
         return all(of_rank[-1].manifest.ended for of_rank in self.by_rank().values())
 
 
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst")
+"""Endings of the names of archives."""
+
+
 def find(
     root: Place, problems: Problems, time_start: str | None = None, time_end: str | None = None, pattern: str = "*"
 ) -> list[RankDirectory]:
@@ -107,14 +111,14 @@ def find(
     root = place(root)
     if not root.is_dir():
         if root.is_file():
-            raise ValueError(
-                message(
-                    "{root}: expected the directory in which ranks have written; this is a file: give the directory "
-                    "that it is in",
-                    root=root,
-                )
-            )
+            text = message("this is a file: give the directory that it is in")
+            if root.suffix.lower() in ARCHIVES:
+                text = message("this is an archive: unpack it, and give the directory")
+            expected = "{root}: expected the directory in which ranks have written; {text}"
+            raise ValueError(message(expected, root=root, text=text))
         advice = message("give MONITOR_OUTPUT_DIR")
+        if " " in root.name and "from" in root.name.lower():
+            advice = message("give MONITOR_OUTPUT_DIR, and the query behind it")
         if not isinstance(root, Path):
             advice = message("nothing is listed there: check the bucket")
         raise ValueError(

@@ -250,12 +250,23 @@ def replace_text(path: Path, text: str, private: bool = False) -> None:
         file.write(text)
 
 
-def check_target(out: Path) -> None:
+PAGES = (".html", ".htm")
+"""Endings of the names of pages."""
+
+
+def check_target(out: Path, *endings: str) -> None:
     """Check that a file can be written as ``out``.
 
+    Args:
+        endings: those of its format; a name may also have none.
+
     Raises:
-        ValueError: if its folder is missing, or if something else has its name.
+        ValueError: if its folder is missing, or if something else has its name, or if that ends like another format.
     """
+    if endings and out.suffix[1:].isalpha() and out.suffix.lower() not in endings:
+        names = " or ".join(endings)
+        text = "{out}: expected a name that ends with {names}, got {ending}; no other format is written"
+        raise ValueError(message(text, out=out, names=names, ending=out.suffix))
     if not out.parent.is_dir():
         reason = message("there is no folder {folder}: make it first", folder=out.parent)
     elif out.exists() and not out.is_file():

@@ -17,7 +17,7 @@ from typing import Any
 from probe.core.language import message
 from probe.core.storage import manifest
 from probe.core.storage.files import json_of, replacing
-from probe.core.storage.location import Location, Place
+from probe.core.storage.location import MARK, Location, Place
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
 
@@ -38,8 +38,17 @@ _TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 def output_root(environ: Mapping[str, str], configured: str | None = None) -> Path:
     """Return the directory that a configuration names (``output_dir``), else ``MONITOR_OUTPUT_DIR``, else
-    ``./monitor_output``."""
-    return Path(configured or environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output").expanduser()
+    ``./monitor_output``.
+
+    Raises:
+        ValueError: if it is a URL: runs are read from object storage, and written to folders.
+    """
+    folder = configured or environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output"
+    if MARK in folder:
+        key = "output_dir" if configured else "MONITOR_OUTPUT_DIR"
+        text = "{key}: expected the path of a folder, got {scheme}...; write to a folder, and copy it there afterwards"
+        raise ValueError(message(text, key=key, scheme=folder.partition(MARK)[0] + MARK))
+    return Path(folder).expanduser()
 
 
 def stamp(now: float) -> str:

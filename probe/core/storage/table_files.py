@@ -216,7 +216,11 @@ def _columns(header: str) -> tuple[str, ...]:
         )
     if columns[: len(NEEDED)] != NEEDED:
         raise _HeaderError(
-            message("expected a header that begins with {names}; there is {came!r}", names=",".join(NEEDED), came=came)
+            message(
+                "expected a header that begins with {names}, as the run has written it; there is {came!r}",
+                names=",".join(NEEDED),
+                came=came,
+            )
         )
     lower = [column.lower() for column in columns]  # SQL takes Norm and norm for the same
     if len(set(lower)) < len(lower):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,9 @@ UNUSED = ("micro_batch_num", "tensor_model_parallel_size", "embedding_size", "us
 """Arguments of the tool that are not needed here."""
 ENDED = "print_struct: training is stopped as configured"
 _log = logging.getLogger("probe.transformers")
+NEVER_ATTACHED = (
+    "TrainingStateMonitor was made, and nothing was watched: call attach(model, optimizer), or pass it to train"
+)
 
 
 class Watch(NamedTuple):
@@ -107,6 +111,7 @@ class StateMonitoring(CallbackCore):
         """The monitor that collects gradients; None if none are recorded, and before :meth:`attach`."""
         self._dumps: DumpFolder | None = None
         """Files with the norms of gradients, where no hook sees these."""
+        self._never_attached = weakref.finalize(self, _log.warning, NEVER_ATTACHED)
         self._watch: Watch | None = None
         self._chosen = chooser(config)
         self._steps: dict[int, int] = {}
@@ -123,6 +128,7 @@ class StateMonitoring(CallbackCore):
         Raises:
             ValueError: if what the configuration asks for cannot be watched.
         """
+        self._never_attached.detach()
         hooks, parallel = self.framework.hooks, self.framework.parallel
         found = [(str(name), thing) for name, thing in hooks.parameters(model) if hooks.trainable(thing)]
         names = {name: self.tag_name(name, thing) for name, thing in found}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from probe.core.language import joined, message
 from probe.core.messages import MARGIN, complain, has_blocks, terminal_width
-from probe.core.sentinel.board import REASON, SUMMARIES, Board
+from probe.core.sentinel.board import REASON, SUMMARIES, SUMMARY, Board
 
 if TYPE_CHECKING:
+    from probe.core.run_state.budget import OwnBudget
+    from probe.core.run_state.progress_file import ProgressReader
     from probe.core.sentinel.node_comparison import NodeComparison
     from probe.core.sentinel.rank_lines import RankLine
     from probe.core.sentinel.watch_summary import WatchSummary
@@ -38,6 +41,10 @@ ENDED = message(
 UNSTEPPED = message("no step was finished: the program ended with {status} before its first update")
 MOST_RUNS = 5
 """Number of runs of a program that are reported one by one."""
+SHOWN_RANKS = 8
+"""Most ranks of which a line about a standstill gives the numbers."""
+GAP = 10 * 10**9
+"""Nanoseconds between two looks after which this process was stopped, and the program perhaps with it."""
 PATIENCE_SECONDS = 2.0
 """Time for other ranks of the node to end, where each has been started by itself."""
 
@@ -60,12 +67,20 @@ class Vigil:
         """Folder of the first run's files; empty before it is known."""
         self._ready = False
         """True once the report is made."""
+        self._budgets: dict[Path, tuple[ProgressReader, OwnBudget]] = {}
+        """Progress of each rank, and what judges it."""
+        self._looked = self._since = 0
+        """Times of the last look, and before which no pause counts, in nanoseconds of the monotonic clock."""
+        self._stands = False
+        """True while a standstill goes on that was reported."""
 
     def look(self, last: bool = False) -> None:
-        """Compare the ranks; with ``last`` also those that have just begun."""
+        """Compare the ranks, with ``last`` also those that have just begun; else report those that stand still."""
         if self._failure:
             return
         try:
+            if not last:
+                self._look_at_progress()
             if self._comparison is None:
                 names = [path.name for path in self._folder.glob(f"[!.]*{LINES}")]
                 if len(names) < 2 and not any(map(_has_others, names)):
@@ -76,6 +91,47 @@ class Vigil:
             self._comparison.look(last)
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the wait for the program
             self._failure = f"ranks were not compared: {type(error).__name__}: {error}"
+
+    def _look_at_progress(self) -> None:
+        """Write a line, once for each standstill, about the ranks that are least far."""
+        from probe.core.run_state.progress_file import RUNNING
+
+        now = time.monotonic_ns()
+        if now - self._looked > GAP:
+            self._budgets.clear()
+            self._since = now if self._looked else 0
+        self._looked = now
+        still: dict[int, list[tuple[int, float, int]]] = {}
+        for reader, budget in self._judged():
+            row, seconds_left = budget.look(now)
+            if seconds_left < 0 and row.way == RUNNING and Path(f"/proc/{reader.header.pid}").exists():
+                rank = reader.header.rank, (now - row.time) / 1e9, reader.header.pid
+                still.setdefault(row.step, []).append(rank)
+        if still and not self._stands:
+            step, ranks = min(still.items())
+            numbers, seconds, pids = zip(*sorted(ranks)[:SHOWN_RANKS], strict=True)
+            text = (
+                "rank {ranks} stands still since step {step}, for {seconds:.0f} s: `py-spy dump --pid {pid}` shows "
+                'where; with "run": {{"hang": {{"enable": true}}}} in a configuration the stacks of all are written'
+            )
+            names = ", ".join(map(str, numbers))
+            complain(message(text, ranks=names, step=step, seconds=max(seconds), pid=pids[0]), "warning")
+        self._stands = bool(still)
+
+    def _judged(self) -> Iterable[tuple[ProgressReader, OwnBudget]]:
+        """Return the progress of each rank that has begun, with its budget."""
+        from probe.core.run_state.budget import Budget, OwnBudget
+        from probe.core.run_state.progress_file import SUFFIX, ProgressReader
+
+        for path in self._folder.glob(f"rank*{SUFFIX}"):
+            summary = next(self._folder.glob(f"{SUMMARY}{path.stem.removeprefix('rank')}-*"), None)
+            if path not in self._budgets and summary is not None:
+                with suppress(OSError, ValueError):  # it may be in the making
+                    arguments = json.loads(summary.read_text())["budget"]
+                    if (reader := ProgressReader(path)).row() is not None:
+                        budget = Budget(*arguments)
+                        self._budgets[path] = reader, OwnBudget(reader, budget, self._since)  # type: ignore[arg-type] # a row
+        return self._budgets.values()
 
     def report(self, status: int = 0, is_reporting: bool = True) -> None:
         """Write the closing lines to standard error; with ``is_reporting`` also if nothing was watched.

@@ -44,6 +44,7 @@ class LightningCallback(Watching, Callback):
     def of_environment(cls) -> LightningCallback:
         """Return the callback of a program that is watched without a line of code."""
         made = cls()
+        made._run.end()
         made._run = TrainerRun(TrainerMon, automatic=True)
         return made
 

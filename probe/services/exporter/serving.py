@@ -123,7 +123,9 @@ def _check_command(options: ExporterOptions) -> None:
         ) from None
     if shutil.which(program) is None:
         raise ServerError(
-            message("--device-command: expected a program that can be run, got {program!r}", program=program)
+            message(
+                "--device-command: expected a program that can be run, got {program!r}; give its path", program=program
+            )
         )
 
 

@@ -15,6 +15,8 @@ from typing import BinaryIO, cast
 
 from probe.core.errors import advice_of
 from probe.core.language import message
+from probe.core.storage.manifest import FILE as MANIFEST
+from probe.core.storage.run_directory import parsed_name
 from probe.services.logs.lines import BLOCK
 
 STANDARD_INPUT = "-"
@@ -57,7 +59,7 @@ def files_of(place: str, left_out: tuple[int, int] | None = None) -> tuple[list[
         kind = Path(place).stat()
     except (OSError, ValueError) as error:
         raise SourceError(
-            message("{place}: expected a file, a directory or -; {error}", place=place, error=advice_of(error))
+            message("{place}: expected a file, a directory or -; {error}", place=place, error=_reason(place, error))
         ) from None
     if not stat.S_ISDIR(kind.st_mode):
         if stat.S_ISREG(kind.st_mode) and not _is_text(place):
@@ -73,10 +75,21 @@ def files_of(place: str, left_out: tuple[int, int] | None = None) -> tuple[list[
     passed: list[str] = []
     for folder, folders, names in os.walk(place):
         folders.sort()
+        if MANIFEST in names and parsed_name(Path(folder).name) is not None:  # rows of a run, and no log
+            continue
         for path in (os.path.join(folder, name) for name in sorted(names)):  # noqa: PTH118 - names may be any bytes
             if not _is_left_out(path, left_out):
                 (taken if _is_text(path) else passed).append(path)
     return taken, passed
+
+
+def _reason(place: str, error: Exception) -> str:
+    """Return what is wrong with a place where there is nothing."""
+    if "://" in place:
+        return message("nothing is read from a server: load it down, or pipe it to `probe logs parse -`")
+    if {*"*?["} & {*place}:
+        return message("there is no file of this name: leave the quotes out, so that the shell finds the files")
+    return advice_of(error)
 
 
 def blocks(place: str) -> Iterator[bytes]:

@@ -69,6 +69,15 @@ class AlertSender(Protocol):
         """Send what is pending within ``seconds``, and end."""
 
 
+ALSO = {
+    **dict.fromkeys(("email", "mail", "smtp", "slack", "dingtalk", "wecom", "wechat", "teams", "discord"), "apprise"),
+    "lark": "feishu",
+    "webhook": "http",
+    "prometheus": "alertmanager",
+    "stdout": "console",
+    "log": "console",
+}
+"""Names that users may write for the channel that sends there."""
 CHANNELS: dict[str, type[Channel]] = {
     "feishu": Feishu,
     "apprise": AppriseServices,

@@ -272,7 +272,8 @@ class Sides:
         if not a & b:
             spans = [", ".join(steps_of[:5]) or "none" for steps_of in only]
             raise ValueError(
-                f"the runs have no step in common: A has {spans[0]}; B {spans[1]} (see --steps, --step-offset)"
+                f"the runs have no step in common: of those asked for A has {spans[0]}, B {spans[1]}; leave --steps "
+                "out, or shift those of B by --step-offset"
             )
         return tuple(sorted(a & b)), only
 

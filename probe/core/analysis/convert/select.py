@@ -83,7 +83,8 @@ def choose(
         return Chosen(directories, dict(sorted(counts.items())))
     unknown = [kind for kind in kinds if kind not in counts and kind not in DOCUMENTED]
     if unknown:
-        raise ValueError(f"data_type_list: there is no {', '.join(unknown)}; there are {', '.join(sorted(counts))}")
+        names = ", ".join(sorted(counts))
+        raise ValueError(f"data_type_list: there is no {', '.join(unknown)}; there are {names}: name some, with commas")
     if not set(kinds) & set(counts):
         raise ValueError(
             f"data_type_list: the run has no files of {', '.join(kinds)}; there are {', '.join(sorted(counts))}"
