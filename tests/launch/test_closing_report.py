@@ -156,7 +156,7 @@ def test_a_rank_that_stands_still_is_named_while_it_does(
     (tmp_path / f"summary-0-{os.getpid()}-0.json").write_text('{"budget": [60.0, 1800.0]}')
     assert look(50) == ""
     said = look(50)
-    assert said.startswith("probe: warning: rank 0 stands still since step 19, for 6")
+    assert said.startswith("probe: info: rank 0 has made no update since step 19, for 6")
     assert f"`py-spy dump --pid {os.getpid()}` shows where" in " ".join(said.replace("probe:  ", "").split())
     assert said.count("stands still") == 1
     ranks[0].step(20)

@@ -111,11 +111,12 @@ class Vigil:
             step, ranks = min(still.items())
             numbers, seconds, pids = zip(*sorted(ranks)[:SHOWN_RANKS], strict=True)
             text = (
-                "rank {ranks} stands still since step {step}, for {seconds:.0f} s: `py-spy dump --pid {pid}` shows "
-                'where; with "run": {{"hang": {{"enable": true}}}} in a configuration the stacks of all are written'
+                "rank {ranks} has made no update since step {step}, for {seconds:.0f} s: it evaluates, saves or hangs; "
+                '`py-spy dump --pid {pid}` shows which; with "run": {{"hang": {{"enable": true}}}} in a configuration '
+                "the stacks of all are written"
             )
             names = ", ".join(map(str, numbers))
-            complain(message(text, ranks=names, step=step, seconds=max(seconds), pid=pids[0]), "warning")
+            complain(message(text, ranks=names, step=step, seconds=max(seconds), pid=pids[0]), "info")
         self._stands = bool(still)
 
     def _judged(self) -> Iterable[tuple[ProgressReader, OwnBudget]]:
