@@ -157,8 +157,8 @@ def test_a_rank_that_stands_still_is_named_while_it_does(
     assert look(50) == ""
     said = look(50)
     assert said.startswith("probe: info: rank 0 has made no update since step 19, for 6")
-    assert f"`py-spy dump --pid {os.getpid()}` shows where" in " ".join(said.replace("probe:  ", "").split())
-    assert said.count("stands still") == 1
+    assert f"`py-spy dump --pid {os.getpid()}` shows which" in " ".join(said.replace("probe:  ", "").split())
+    assert said.count("made no update") == 1
     ranks[0].step(20)
     assert look(80) == ""  # the pause of 100 seconds was none: the budget has grown
     assert look(1000, at_once=True) == ""
