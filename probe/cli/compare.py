@@ -57,8 +57,6 @@ def compare(
     from probe.core.analysis.pieces import reading_cost
     from probe.core.storage.files import PAGES, check_target
 
-    if a.is_dir() and a.resolve() == b.resolve():
-        complain(message("{a}: A and B are one folder, which is compared with itself; give two runs", a=a), "warning")
     with refusing(ValueError, ImportError, OSError):
         if out:
             check_target(out, *PAGES)
@@ -75,6 +73,9 @@ def compare(
         # Ray prints to standard output, for instance that a machine is lost.
         with redirect_stdout(sys.stderr), chosen_engine(engine, jobs, "comparing") as chosen:
             found = compared(a, b, options, most, chosen)
+        if a.resolve() == b.resolve():
+            text = "{a}: A and B are one folder, which is compared with itself; give two runs"
+            complain(message(text, a=a), "warning")
         if out:
             _write(out, found)
     from probe.core.analysis.compare import explain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -243,13 +244,14 @@ def callback(framework: Harness, model: Module, optimizer: Any) -> Callable[[], 
 def program(framework: Harness, model: Module, optimizer: Any) -> Callable[[], None]:
     """What ``probe run`` does when the optimizer is made: the monitor attaches at the first forward."""
     package = "torch" if framework.TrainerMon.framework.name == "pytorch" else "mindspore"
-    watch = ScriptWatch(import_module(FINDERS[package]).WATCH._finder)
+    watch, exits = ScriptWatch(import_module(FINDERS[package]).WATCH._finder), os._exit
     watch.source = lambda: SETTINGS | {"cc_distribution": {"enable": True}}
     watch.made(optimizer)
 
     def end() -> None:
         if (monitor := watcher_of([model])) is not None:
             monitor.stop()
+        os._exit = exits  # type: ignore[assignment] # which the watch has replaced for the rest of its process
 
     return end
 

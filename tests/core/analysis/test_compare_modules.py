@@ -164,7 +164,7 @@ def test_the_json_and_the_page_say_within_too(tmp_path: Path) -> None:
     for run, same in ((one, True), (other, False)):
         page = tmp_path / "page.html"
         done = CliRunner().invoke(app, ["compare", str(one), str(run), "--json", "-o", str(page)])
-        answer = json.loads(done.output)
+        answer = json.loads(done.stdout)
         assert (done.exit_code, answer["same"], answer["agrees"]) == (0, same, True)
         assert ("the same" in answer["verdict"]) == ("are the same" in str(PageFile(page).answers)) == same
 

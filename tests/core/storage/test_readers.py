@@ -360,7 +360,7 @@ BROKEN = {
     "a torn header": (b"vpp_stage,name,st", "expected a header; its line is not finished", 1),
     "foreign": (
         b"date,price\n1,2\n",
-        "expected a header that begins with vpp_stage,name,step; there is 'date,price'",
+        "expected a header that begins with vpp_stage,name,step, as the run has written it; there is 'date,price'",
         1,
     ),
     "binary": (bytes(range(128, 256)) * 40 + b"\n", "expected a header that begins with", 1),
