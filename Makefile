@@ -71,9 +71,9 @@ BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/fal
 export OMP_NUM_THREADS ?= 2
 # Tests start thousands of processes that import the package: each would compile it.
 unexport PYTHONDONTWRITEBYTECODE
-# Four processes for two cores, since tests wait for others for much of their time; a file at a time: fixtures of a file are
+# Three processes for two cores, since tests wait for others half of their time; a file at a time: fixtures of a file are
 # made once. ARGS="-n 0" runs all in one.
-PYTEST := -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Where numbers are counted and read, which is where NumPy differs.
 UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend rules test_moments.py test_histogram.py $(addprefix \
 	storage/test_,damaged_files.py layout.py output_directories.py readers.py sqlite_reader.py))

@@ -219,7 +219,7 @@ def test_without_a_gpu_the_rest_is_served(tmp_path: Path) -> None:
     """One line in the log, no device on the page, and the machine's own numbers. No process of readings outlives it."""
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "PATH": str(tmp_path)}
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
-    with exporting(tmp_path / "errors", *QUICK, **environment) as exporter:
+    with exporting(tmp_path / "errors", "--interval", "0.1", "--deadline", "60", **environment) as exporter:
         wait_for(lambda: "source=nvml" in exporter.errors.read_text())
         page = exporter.wait_for("probe_host_cpu_utilization_ratio")
         assert page.one("probe_exporter_devices") == 0
