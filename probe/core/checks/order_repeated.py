@@ -22,12 +22,12 @@ class OrderRepeated(FactCheck):
 
     def __init__(self) -> None:
         super().__init__()
-        self._found = False
+        self._reported = False
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts, self.judged = update.facts, True
-        if facts.order_repeated and not self._found:
-            self._found = True
+        if facts.order_repeated and not self._reported:
+            self._reported = True
             text = message("a second epoch has the order of the first: set_epoch was not called")
             yield self.finding(facts, facts.step, text, {"epochs": 2})

@@ -59,7 +59,7 @@ class RootNotTrained(ChangeCheck):
 
     def _in_parts(self, facts: UpdateFacts) -> Iterator[CheckFinding]:
         """Return the findings about parts of a model in training mode."""
-        for part in {*facts.resting, *self._parts}:
+        for part in dict.fromkeys((*facts.resting, *self._parts)):  # in one order on all ranks
             if self._trained <= BEFORE:  # in evaluation mode from the beginning, by design
                 self._parts[part] = Streak(0)
             elif self._parts.setdefault(part, Streak(AFTER)).completes(part in facts.resting, facts.step):

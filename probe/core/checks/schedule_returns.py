@@ -35,8 +35,10 @@ class ScheduleReturns(ChangeCheck):
     def __init__(self) -> None:
         super().__init__()
         self._last, self._highest = 0.0, 0.0
-        self._falls, self._rises = list[float](), list[float]()
-        """Changes of the rate since its highest, and since its lowest."""
+        self._falls = list[float]()
+        """Latest changes of the rate since its highest."""
+        self._rises, self._lowest, self._first_rise, self._largest_rise = 0, 0.0, 0.0, 0.0
+        """Number of rises since the lowest rate, that rate, and the first and the largest of them."""
         self._since = -1
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -46,13 +48,14 @@ class ScheduleReturns(ChangeCheck):
         if isnan(rate):
             return
         self.judged = True
-        change, self._last = rate - self._last, rate
+        before, change, self._last = self._last, rate - self._last, rate
         self._highest = max(self._highest, rate)
         if change < 0:
-            self._falls, self._rises = [*self._falls[-FALLS:], -change] if not self._rises else [-change], []
+            self._falls, self._rises = [*self._falls[-FALLS:], -change] if not self._rises else [-change], 0
         elif change > 0 and self._falls:
-            self._since = self._since if self._rises else facts.step
-            self._rises.append(change)
+            if not self._rises:
+                self._since, self._lowest, self._first_rise, self._largest_rise = facts.step, before, change, 0.0
+            self._rises, self._largest_rise = self._rises + 1, max(self._largest_rise, change)
             if self._has_returned(rate):
                 text = message(
                     "the learning rate fell to next to nothing, and rises again along the same curve: {rate:.3g} now, "
@@ -61,13 +64,11 @@ class ScheduleReturns(ChangeCheck):
                     highest=self._highest,
                 )
                 yield self.finding(facts, self._since, text, {"rate": rate, "highest": self._highest})
-                self._falls, self._rises = [], []
+                self._falls, self._rises = [], 0
 
     def _has_returned(self, rate: float) -> bool:
         """Return whether the rate has come back from a flat bottom."""
-        lowest = rate - sum(self._rises)
-        if len(self._falls) < FALLS or len(self._rises) < RISES or lowest > BOTTOM * self._highest:
+        if len(self._falls) < FALLS or self._rises < RISES or self._lowest > BOTTOM * self._highest:
             return False
-        largest = max(self._rises)
-        flat = self._rises[0] <= FLAT * largest and self._falls[-1] <= FLAT * max(self._falls)
-        return flat and largest <= STEP * self._highest and rate >= RETURN * self._highest
+        flat = self._first_rise <= FLAT * self._largest_rise and self._falls[-1] <= FLAT * max(self._falls)
+        return flat and self._largest_rise <= STEP * self._highest and rate >= RETURN * self._highest
