@@ -361,9 +361,9 @@ class _Survey:
             node = waiting.popleft()
             if name := self._names.get(id(getattr(node, "variable", None))):
                 return name
-            followers = {follower for follower, _ in node.next_functions} - {None, *seen}
-            seen |= followers
-            waiting += followers
+            followers = dict.fromkeys(follower for follower, _ in node.next_functions)  # in one order on all ranks
+            waiting += [follower for follower in followers if follower is not None and follower not in seen]
+            seen |= followers.keys()
         return ""
 
     def _labelled(self, kinds: Sequence[tuple[str, Any]]) -> torch.Tensor | None:

@@ -17,6 +17,7 @@ from probe.core.naming import COLUMNS, FEATURES, RELATIVE_UPDATE, RUN
 from probe.core.rules import about
 from probe.core.rules.about import Need
 from probe.core.rules.threshold import OF_RUN, OF_WHOLE_TENSORS
+from probe.core.storage.location import MARK
 
 STATE_KINDS = (
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"),
@@ -24,8 +25,6 @@ STATE_KINDS = (
     *("exp_avg_sq_row", "exp_avg_sq_col"),
 )
 """Kinds of state that the optimizers of PyTorch and MindSpore keep; others may keep more."""
-MARK = "://"
-"""Text in a URL."""
 MISSPELT = 0.85
 """Likeness, 0 to 1, from which on a name is taken for a misspelling of another."""
 
