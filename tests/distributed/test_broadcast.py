@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.distributed.ranks import Ranks
 from tests.quick_python import quick_python
 from tests.required import require
 from tests.user_scripts import COMMANDS
+from tests.waiting import free_port
 
 torch = require("torch")
 
@@ -131,9 +131,7 @@ def address(own_store: bool) -> bool | str:
     """Return the address of a store of the monitor's own, or True for the one in which the processes have met."""
     if not own_store:
         return True
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 Answers = list[tuple[list[int], dict[str, int]]]

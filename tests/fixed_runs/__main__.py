@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from tests.fixed_runs.contents import content
 from tests.fixed_runs.training import CONFIGURATIONS, SHARED
+from tests.waiting import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -79,9 +79,7 @@ def _environment(tree: Path) -> dict[str, str]:
 def _train(tree: Path, arguments: Sequence[str], ranks: int = 1) -> None:
     environment = _environment(tree)
     if ranks > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
         version = next((Path(sys.prefix) / "versions").glob("deepspeed-0.19*"), None)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(version or ""), str(tree)]))

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -15,6 +14,7 @@ from typing import Any
 
 from tests import user_scripts
 from tests.quick_python import quick_python
+from tests.waiting import free_port
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120
@@ -37,9 +37,7 @@ def queued(function: Callable[[], Any], folder: Path) -> Any:
 def run(script: str, ranks: int, root: Path) -> Path:
     """Runs ``script`` in ``ranks`` processes; Python must end with exit code 0 in all. Returns where monitors have
     written."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = os.environ | {
         "MS_WORKER_NUM": str(ranks),
         "MS_SCHED_HOST": "127.0.0.1",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from tests.mindspore.processes import run
 from tests.mindspore.toys import Deep, TrainerMon, ms, nn, one_step, tensor
+from tests.waiting import free_port
 
 RANKS = 2
 SECONDS = (1.0, 8.0, 60.0)
@@ -78,9 +78,7 @@ def test_a_change_of_the_first_ranks_file_holds_on_all_ranks_from_one_step_on(
     monkeypatch.setenv("PROBE_BROADCAST_SECRET", "what the ranks of this test share")
     for seconds in SECONDS:
         monkeypatch.setenv(WITHIN, str(seconds))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            monkeypatch.setenv(ADDRESS, f"127.0.0.1:{free.getsockname()[1]}")
+        monkeypatch.setenv(ADDRESS, f"127.0.0.1:{free_port()}")
         folder = tmp_path / f"{seconds:g}"
         folder.mkdir()
         out = run(__file__, RANKS, folder)

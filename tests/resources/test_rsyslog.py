@@ -20,19 +20,11 @@ import pytest
 
 from tests.required import require, require_program
 from tests.resources.bulk_receiver import PASSWORD, USER, BulkReceiver, WholeAnswer
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE, free_port, wait_for
 
 RSYSLOGD = require_program("rsyslogd", "/usr/sbin/rsyslogd")
 trustme = require("trustme")
 FOLDER = Path(__file__).parents[2] / "resources" / "logging" / "rsyslog"
-
-
-def free_port() -> int:
-    """A port that is free for TCP and UDP."""
-    with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
-        tcp.bind(("127.0.0.1", 0))
-        udp.bind(tcp.getsockname())
-        return int(tcp.getsockname()[1])
 
 
 def listens(port: int) -> bool:

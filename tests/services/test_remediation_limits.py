@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 from probe.services.remediation.child_process import identity_of, kill_left_over
 from tests.required import require, require_program
 from tests.services.remediation_process import Remediating, alert, configured, lines_of, program, remediating
-from tests.waiting import wait_for
+from tests.waiting import free_port, wait_for
 
 require("starlette")
 require("uvicorn")
@@ -198,9 +197,7 @@ receivers:
         http_config: {{authorization: {{credentials_file: {folder}/token}}}}
 """
     (folder / "alertmanager.yml").write_text(receiver)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [
         require_program("prometheus-alertmanager", "alertmanager"),
         f"--config.file={folder}/alertmanager.yml",

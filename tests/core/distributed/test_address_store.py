@@ -10,7 +10,7 @@ import pytest
 
 from probe.core.distributed.address_store import STRANGERS, Client, Server
 from probe.core.faults import Faults
-from tests.waiting import wait_for
+from tests.waiting import free_port, wait_for
 
 SECRET = b"of the ranks of this test"
 SECONDS = 120.0
@@ -20,9 +20,7 @@ class Kept:
     """A server, at a port of its own."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = "127.0.0.1", int(free.getsockname()[1])
+        self.address = "127.0.0.1", free_port()
         self.faults = Faults()
         self.server = Server(self.address, SECRET, self.faults)
 

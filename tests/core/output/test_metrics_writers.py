@@ -31,7 +31,7 @@ require("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from tests.waiting import wait_for  # noqa: E402
+from tests.waiting import free_port, wait_for  # noqa: E402
 
 SECONDS = 120.0
 
@@ -93,9 +93,7 @@ def test_a_folder_of_text_files_that_is_not_there_is_an_error_before_training(tm
 def pushgateway() -> Iterator[str]:
     """A Pushgateway on this machine."""
     program = require_program("prometheus-pushgateway", "pushgateway")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     # Debian's keeps its groups on the disk of the machine otherwise, from one test to the next.
     command = [program, f"--web.listen-address={address}", "--persistence.file="]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:

@@ -30,7 +30,7 @@ from tests.matrix.harness import train_step
 from tests.matrix.models import X, tiny_net
 from tests.required import require
 from tests.services.server_process import Served, serving
-from tests.waiting import wait_for
+from tests.waiting import free_port, wait_for
 
 require("httpx")
 require("starlette")
@@ -222,8 +222,7 @@ def test_every_message_arrives_once_after_failures(server: Served, name: str, mo
 
 def test_messages_wait_while_the_server_is_away(tmp_path: Path) -> None:
     """Not there at first, killed later: after it is back every message is there, once."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     database = tmp_path / "server.sqlite"
     with client(f"http://127.0.0.1:{port}", "away", token=None) as (sender, faults):
         sender.send("init_time", {"import": 1.0})
@@ -298,8 +297,7 @@ def test_unsent_messages_are_kept_for_the_next_process(
 ) -> None:
     """They arrive once, from the next process of the rank, as late messages of the first; then the files are gone."""
     monkeypatch.setenv("PROBE_LAUNCH", "one")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    address = f"http://127.0.0.1:{free_port()}"
     with client(address, "kept", spool=tmp_path / "spool") as (sender, faults):
         for step in range(700):
             sender.send("finding" if step == 600 else "train_metrics", {"step": step, "loss": math.nan}, promise=1)
@@ -457,8 +455,7 @@ def test_messages_are_bounded_before_they_are_sent() -> None:
 def test_faults_are_logged_without_a_flood(caplog: pytest.LogCaptureFixture) -> None:
     """A server that is away is one line a minute, not one an attempt."""
     caplog.set_level(logging.WARNING)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    address = f"http://127.0.0.1:{free_port()}"
     with client(address, "away", token=None) as (sender, faults):
         sender.send("progress", {})
         wait_for(lambda: faults.counts.get("heartbeats: ConnectionError", 0) >= 3)
