@@ -10,6 +10,8 @@ from probe.core.monitor.trainer_mon import Monitor, narrow
 
 ENOUGH = 10
 """Steps of others after which an optimizer without a step is dropped."""
+BRIEF = 2
+"""Updates of an optimizer that is hardly used."""
 
 
 class FoundRun:
@@ -22,6 +24,8 @@ class FoundRun:
 
     def __init__(self, monitor: Monitor, models: Mapping[str, Any], optimizers: Sequence[Any], begun: int) -> None:
         self.monitor, self.begun = monitor, begun
+        self._since = begun
+        """Number of the step in which an optimizer was made anew."""
         self.continued: int | None = None
         """Number of the step with which another run goes on, if a wrapper was put around the model."""
         self._models = {name: weakref.ref(model) for name, model in models.items()}
@@ -57,6 +61,22 @@ class FoundRun:
         """Return whether it watches any of ``models``."""
         mine = {id(model) for model in self.models.values()}
         return any(id(model) in mine for model in models)
+
+    def goes_on_with(self, optimizer: Any, owned: Callable[[Any], Iterable[Any]]) -> bool:
+        """Return whether ``optimizer`` is one of its own that the program has made anew, which the monitor follows: of
+        the same class and parameters, and with the same settings, unless that one has made an update or two alone."""
+        parameters = [*map(id, owned(optimizer))]
+        for position, reference in enumerate(self._optimizers):
+            former = reference()
+            if type(former) is type(optimizer) and [*map(id, owned(former))] == parameters:
+                settings = getattr(optimizer, "defaults", None)
+                is_same = settings is not None and repr(settings) == repr(former.defaults)
+                if not is_same and self.monitor.step - self._since > BRIEF:
+                    return False
+                self._optimizers[position], self._since = weakref.ref(optimizer), self.monitor.step
+                self._steps = {id(optimizer) if key == id(former) else key: n for key, n in self._steps.items()}
+                return True
+        return False
 
     def stepped(self, optimizer: Any) -> list[Any]:
         """Count an update; return the optimizers that have made none while another made enough of them."""

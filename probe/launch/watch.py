@@ -29,12 +29,6 @@ ADVICE = """to watch it, write in the program, after model and optimizer are mad
     from probe.{framework} import TrainerMon
     monitor = TrainerMon("monitor_config.json")
     monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)"""
-BRIEF, MANY = 2, 3
-"""Updates of a brief run, and brief runs in a row that are reported."""
-REMADE = (
-    "a new optimizer was made for each of the last updates: what the ones before had kept (momentum, Adam's moments) "
-    "was lost with them; to keep it, make the optimizer once, before the loop"
-)
 
 
 class ScriptWatch:
@@ -66,8 +60,6 @@ class ScriptWatch:
         self._inside = threading.local()
         self._process = os.getpid()
         self._leaves_by: Undo | None = None
-        self._brief = 0
-        """Number of runs in a row that ended after an update or two with a new optimizer of the same model."""
         self._reason = ""
         self.source: Callable[[], Path | Mapping[str, object]] = lambda: configuration(os.environ)
         """Function that returns the configuration, called just before a monitor is made."""
@@ -167,15 +159,15 @@ class ScriptWatch:
     def _stepping(self, optimizer: Any, early: bool) -> None:
         """Attach before a step that calls the model itself, in a closure, or that will be compiled: a hook that is
         placed later would have it compiled once more."""
-        if early and self._waits(optimizer):
-            self._attach(None, self._waiting())
+        if early and self._waits(optimizer) and (waiting := self._unlike_watched()):
+            self._attach(None, waiting)
 
     def _stepped(self, optimizer: Any) -> None:
         """Attach after the first step of an optimizer whose model was not called; count those of others."""
         if any(optimizer is reference() for reference in self._idle):
             self._resume(optimizer)
-        elif self._waits(optimizer):
-            self._attach(None, self._waiting(), late=True)
+        elif self._waits(optimizer) and (waiting := self._unlike_watched()):
+            self._attach(None, waiting, late=True)
         for run in self._runs:
             if idle := run.stepped(optimizer):
                 self._drop(run, idle)
@@ -212,14 +204,22 @@ class ScriptWatch:
     def _waiting(self) -> list[Any]:
         return [owner for reference in self._new if (owner := reference()) is not None]
 
+    def _unlike_watched(self) -> list[Any]:
+        """Return the optimizers that wait, but for those that a monitor takes for another of its own: the program has
+        made that one anew."""
+        for owner in self._waiting():
+            if any(run.monitor.monitoring and run.goes_on_with(owner, self._finder.owned) for run in self._runs):
+                self._new = [reference for reference in self._new if reference() is not owner]
+        return self._waiting()
+
     def _called(self, model: Any) -> None:
         while self._errands:
             self._errands.pop()()
-        owners = self._waiting()
-        if not owners and not self._paired:
+        if not self._waiting() and not self._paired:
             self._rest()
         if self._undo is None or not self._finder.trains(model):
             return
+        owners = self._unlike_watched()
         for models, optimizer in self._paired:
             candidates = [reference() for reference in models]
             if any(model is candidate for candidate in candidates) and (owner := optimizer()) is not None:
@@ -268,8 +268,6 @@ class ScriptWatch:
         counted = max((self._finder.made_steps(optimizer) for optimizer in optimizers), default=0)
         unseen = late or any(optimizer in self._unseen for optimizer in optimizers)
         begun = max(counted, self._end_others(models), int(unseen))
-        if self._brief == MANY and any(map(_remembers, optimizers)):
-            complain(REMADE, "warning")
         self._rest()
         if (watcher := watcher_of(models)) is not None:
             self.listen(watched_by(watcher))
@@ -309,8 +307,6 @@ class ScriptWatch:
         for run in [*self._runs]:
             if run.is_gone() or run.shares(models) or run.continued is not None:
                 begun = max(begun, run.continued or 0)
-                brief = run.continued is None and run.shares(models) and run.monitor.step - run.begun <= BRIEF
-                self._brief = self._brief + 1 if brief else 0
                 run.monitor.stop()
                 self._runs.remove(run)
         return begun
@@ -353,12 +349,6 @@ class ScriptWatch:
             return
         reason = "an optimizer was made, and no model with its parameters was called for training"
         unwatched(f"nothing was watched: {reason}; {ADVICE.format(framework=self._finder.framework)}")
-
-
-def _remembers(optimizer: Any) -> bool:
-    """Return whether an optimizer of torch keeps numbers from update to update."""
-    defaults = getattr(optimizer, "defaults", {})
-    return "betas" in defaults or bool(defaults.get("momentum"))
 
 
 def _is_own(optimizer: Any) -> bool:

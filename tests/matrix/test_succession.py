@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +23,56 @@ def sgd(framework: Harness, model: Any, lr: float = 0.125) -> Optimizer:
     return framework.optimizer("momentum", model, lr=lr, momentum=0.5)
 
 
+def adam(framework: Harness, model: Any) -> Optimizer:
+    return framework.optimizer("adam", model, lr=0.125, beta1=0.5, beta2=0.5)
+
+
 def manifest(monitor: Monitor) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((Path(str(monitor.output_directory)) / "manifest.json").read_text())
     return found
 
 
-def trained(framework: Harness, steps: list[int], **settings: Any) -> tuple[Monitor, dict[str, bytes]]:
+def trained(
+    framework: Harness, steps: list[int], make: Callable[[Harness, Any], Optimizer] = sgd
+) -> tuple[Monitor, dict[str, bytes]]:
     """A training in which the optimizer is made anew after each of these numbers of steps."""
     model = tiny_net(framework)
     optimizer = sgd(framework, model)
-    monitor = framework.TrainerMon(CONFIG | settings)
+    monitor = framework.TrainerMon(CONFIG)
     monitor.set_monitor(model, 1, optimizer)
     for count in steps:
         loop = framework.loop(model, optimizer)
         for _ in range(count):
             train_step(loop, *inputs(framework))
-        optimizer = sgd(framework, model)
+        optimizer = make(framework, model)
     monitor.stop()
     return monitor, {name: array.tobytes() for name, array in framework.weights(model).items()}
 
 
-def test_a_new_optimizer_is_followed(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Every training step is counted and has its rows; of the first one of a new optimizer those before and after the
-    update are missing, which is counted, logged and in the manifest."""
+def test_an_optimizer_that_is_made_anew_is_followed(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """Every training step has all its rows, and the manifest names the steps."""
     monitor, _ = trained(framework, [3, 4, 2])
-    assert monitor.step == 9
-    assert list(monitor.faults.values()) == [2]
-    assert sum("followed" in message for message in caplog.messages) == 2
-    assert manifest(monitor)["faults"] == monitor.faults
+    assert (monitor.step, monitor.faults, caplog.messages) == (9, {}, [])
     assert [change["step"] for change in manifest(monitor)["changes"]] == [3, 7]
     rows = rows_of(monitor)
+    for signal in ("actv", "grad_unreduced", "grad_reduced", "param_updated"):
+        assert {row.step for row in rows if row.signal == signal} == set(range(9))
+
+
+def test_an_optimizer_of_another_class_is_followed(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """Every training step is counted and has its rows; of its first one those before and after the update are missing,
+    which is counted, logged and in the manifest: it might be a part of the other."""
+    monitor, _ = trained(framework, [3, 4], adam)
+    assert monitor.step == 7
+    assert list(monitor.faults.values()) == [1]
+    assert sum("followed" in message for message in caplog.messages) == 1
+    assert manifest(monitor)["faults"] == monitor.faults
+    assert [change["step"] for change in manifest(monitor)["changes"]] == [3]
+    rows = rows_of(monitor)
     steps = {signal: {row.step for row in rows if row.signal == signal} for signal in ("actv", "grad_unreduced")}
-    assert steps == {"actv": set(range(9)), "grad_unreduced": set(range(9))}
+    assert steps == {"actv": set(range(7)), "grad_unreduced": set(range(7))}
     for signal in ("grad_reduced", "param_updated"):
-        assert {row.step for row in rows if row.signal == signal} == set(range(9)) - {3, 7}
+        assert {row.step for row in rows if row.signal == signal} == set(range(7)) - {3}
 
 
 def test_numbers_of_a_new_optimizer(framework: Harness) -> None:
@@ -69,7 +86,7 @@ def test_numbers_of_a_new_optimizer(framework: Harness) -> None:
     monitor.stop()
     rows = rows_of(monitor)
     gradients = {row.step: values["max"] for row, values in rows.items() if row.signal == "grad_reduced"}
-    assert gradients == {0: 1, 1: 2, 3: 8, 4: 16, 5: 32}, "the first optimizer is known, and comes back without a loss"
+    assert gradients == {0: 1, 1: 2, 2: 4, 3: 8, 4: 16, 5: 32}, "also of the first optimizer, which comes back"
     momenta = {row.step: values["max"] for row, values in rows.items() if row.signal == "momentum_buffer"}
     assert momenta[3] == 4
     assert momenta[4] == 0.5 * 1 + 2

@@ -283,3 +283,33 @@ def test_a_part_that_is_left_in_evaluation_mode_is_found(habit: str, found: Call
     if not onset:
         model.one.eval()
     assert found(loop, model) == ([("root-not-trained", ONSET + 2, ("one",))] if habit == "left" else [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "every", "restored", "expected"),
+    [
+        (torch.optim.Adam, 1, False, [("optimizer-remade", 3)]),
+        (torch.optim.Adam, 2, False, [("optimizer-remade", 6)]),
+        (torch.optim.Adam, 20, False, [("state-restarted", 20)]),
+        (torch.optim.SGD, 1, False, []),
+        (torch.optim.Adam, 1, True, []),
+    ],
+)
+def test_an_optimizer_that_is_made_anew(
+    found: Callable[..., Found], kind: Any, every: int, restored: bool, expected: list[tuple[str, int]]
+) -> None:
+    """Found for each update or two, later by its state, which begins again; not if it keeps nothing, nor where the
+    program puts the weights back, as inner loops do."""
+
+    def loop(model: Any, optimizer: Any) -> None:
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        for step, loss in losses(model):
+            if step and step % every == 0:
+                optimizer = kind(model.parameters(), 1e-3)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if restored:
+                model.load_state_dict(weights)
+
+    assert [(check, step) for check, step, _ in found(loop, make=kind)] == expected

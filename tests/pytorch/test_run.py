@@ -58,22 +58,21 @@ def test_another_optimizer_begins_another_run(forks: ForkServer, tmp_path: Path)
     assert sorted(steps) == [3, 5]
 
 
-@pytest.mark.parametrize(("optimizer", "number"), [("Adam", 1), ("SGD", 0)])
-def test_an_optimizer_that_is_made_for_each_update_is_reported(
-    forks: ForkServer, tmp_path: Path, optimizer: str, number: int
-) -> None:
-    """Once, if it would keep anything from one update to the next."""
-    text = f"""
+def test_an_optimizer_that_is_made_anew_begins_no_run(forks: ForkServer, tmp_path: Path) -> None:
+    """Neither for each update, with another rate, nor later with the same settings: all are steps of one run."""
+    text = """
 import torch
 net = torch.nn.Linear(4, 2)
-for step in range(6):
-    optimizer = torch.optim.{optimizer}(net.parameters(), 1e-3)
+for step in range(10):
+    if step < 4 or step == 7:
+        optimizer = torch.optim.Adam(net.parameters(), 1e-3 * (1 + min(step, 3)))
     net(torch.randn(8, 4)).pow(2).mean().backward()
     optimizer.step()
 """
     done = ran(forks, tmp_path / "run", text, watch=True)
     assert done.code == 0, done.errors
-    assert sum("a new optimizer was made for each of the last updates" in line for line in done.said) == number
+    assert [line.split()[2] for line in done.said] == ["watching", "10"], done.said
+    assert len([*(done.folder / "out").glob("*/grad_reduced_*.csv")]) == 10
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -43,6 +43,7 @@ from probe.core.checks.not_held import NotHeld
 from probe.core.checks.not_registered import NotRegistered
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
+from probe.core.checks.optimizer_remade import OptimizerRemade
 from probe.core.checks.order_repeated import OrderRepeated
 from probe.core.checks.parameter_stuck import ParameterStuck
 from probe.core.checks.parameters_replaced import ParametersReplaced
@@ -89,6 +90,7 @@ CHECKS: dict[str, type[Check]] = {
     "schedule-ahead": ScheduleReturns,
     "unfrozen-not-held": UnfrozenNotHeld,
     "state-restarted": StateRestarted,
+    "optimizer-remade": OptimizerRemade,
     "gradient-gone": GradientGone,
     "loss-leap": LossLeap,
     "gradient-leap": GradientLeap,

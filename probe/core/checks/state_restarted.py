@@ -27,7 +27,10 @@ class StateRestarted(ChangeCheck):
     why = "Moments begin at zero while the rate is high: the loss leaps, or the run loses what it had learnt."
     source = "https://github.com/EvolvingLMMs-Lab/OneVision-Encoder/pull/65"
     sees = "the count of steps in the optimizer's state"
-    remedy = "Save and load optimizer.state_dict() with the model, and load it after the optimizer has its parameters."
+    remedy = (
+        "Make the optimizer once, before the loop. In a run that goes on, load optimizer.state_dict() with the model, "
+        "after the optimizer has its parameters."
+    )
     lacks = NotApplicable("the optimizer's state counts no steps")
 
     def __init__(self) -> None:

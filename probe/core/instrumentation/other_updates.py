@@ -47,7 +47,8 @@ class OtherUpdates:
     the parameters that a watched optimizer is expected to update; compiled updates are looked for in each hook.
 
     Args:
-        follow: puts an optimizer, which has just updated, in the place of the watched one with a number.
+        succeed: puts an optimizer, which is about to update, in the place of the watched one with a number.
+        follow: does so with one that has just updated.
         suspend: stops collecting in the step in progress, and drops its rows.
         ended_unseen: is called for each compiled update since the last hook.
     """
@@ -55,11 +56,13 @@ class OtherUpdates:
     def __init__(
         self,
         run: Run,
+        succeed: Callable[[int, Optimizer], None],
         follow: Callable[[int, Optimizer], None],
         suspend: Callable[[], None],
         ended_unseen: Callable[[Optimizer], None],
     ) -> None:
-        self._run, self._follow, self._suspend, self._ended_unseen = run, follow, suspend, ended_unseen
+        self._run, self._succeed, self._follow = run, succeed, follow
+        self._suspend, self._ended_unseen = suspend, ended_unseen
         self._compiled: dict[int, tuple[Optimizer, Callable[[], int], int]] = {}
         """Optimizers whose update is compiled, each with a function whose result changes with each update, and its
         result in the latest hook."""
@@ -103,8 +106,18 @@ class OtherUpdates:
         return began, ended
 
     def began(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer, watched or not, begins to update."""
+        """Note that an optimizer, watched or not, begins to update; follow one that the program has made anew."""
         self._began[id(optimizer)] = self.updates
+        if self.updating or len(self._began) > 1 or optimizer in self._others:  # within another, or of another model
+            return
+        watched = self._run.optimizers
+        if not any(type(candidate) is type(optimizer) for candidate in watched):
+            return
+        if any(candidate is optimizer for candidate in watched):
+            return
+        number, shares = self._place(self._run, optimizer)
+        if shares and number is not None and type(watched[number]) is type(optimizer):
+            self._succeed(number, optimizer)
 
     def ended(self, optimizer: Optimizer) -> None:
         """Note that an optimizer has updated. If it did so within an update of a watched optimizer or around one, it is

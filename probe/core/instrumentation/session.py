@@ -37,6 +37,8 @@ class Session:
         """All hooks except those that count steps."""
         self._stack = ExitStack()
         """All hooks."""
+        self._hooked: dict[int, tuple[Optimizer, Remove]] = {}
+        """The optimizers with hooks, by identity: the watched ones, and those that one of another kind has replaced."""
         self._leaving = False
         """True once all hooks are to be removed at the next forward."""
         self._end: Callable[[], None] | None = None
@@ -56,8 +58,9 @@ class Session:
             self._stack.callback(run.framework.prepare(run.settings))
             self._stack.callback(self._sources.close)
             self._place(sources)
+            self._stack.callback(self._unhook_all)
             for optimizer in run.optimizers:
-                self._stack.callback(self._hooks.on_step(optimizer, self.steps))
+                self.hook(optimizer)
             self._stack.callback(run.framework.on_every_step(*self.steps.other_updates.listeners(), run.faults))
             self.steps.boundary.await_forward(run.clock.sampled and self.steps.listens)
         except BaseException:
@@ -85,9 +88,20 @@ class Session:
         return run.keep(self._hooks.on_forward(model, began, unheard, guard))
 
     def hook(self, optimizer: Optimizer) -> None:
-        """Place the hooks of an optimizer that has replaced another; raise an error if it cannot be watched."""
-        self._hooks.check_optimizer(optimizer)
-        self._stack.callback(self._hooks.on_step(optimizer, self.steps))
+        """Place the hooks of an optimizer, unless it has them; raise an error if it cannot be watched."""
+        if id(optimizer) not in self._hooked:
+            self._hooks.check_optimizer(optimizer)
+            self._hooked[id(optimizer)] = optimizer, self._hooks.on_step(optimizer, self.steps)
+
+    def unhook(self, optimizer: Optimizer) -> None:
+        """Remove the hooks of an optimizer, and let go of it."""
+        self._hooked.pop(id(optimizer))[1]()
+
+    def _unhook_all(self) -> None:
+        with ExitStack() as removing:
+            for _, remove in self._hooked.values():
+                removing.callback(remove)
+            self._hooked.clear()
 
     def remove_at_end(self, remove: Remove) -> None:
         """Call ``remove`` when the session detaches."""

@@ -226,6 +226,9 @@ class UpdateListener(Protocol):
     def unseen(self, optimizer: Optimizer, /) -> None:
         """Receive an optimizer that has updated in compiled code, in which no hook runs."""
 
+    def succeeded(self, before: Optimizer, optimizer: Optimizer, /) -> None:
+        """Receive an optimizer that has taken the place of one like it, and is about to update."""
+
 
 class RunListener(Protocol):
     """Listener to every step, sampled or not."""

@@ -36,7 +36,10 @@ class HookOwner(Protocol):
     """Owner of the hooks: the session."""
 
     def hook(self, optimizer: Optimizer) -> None:
-        """Place the hooks of an optimizer that has replaced another."""
+        """Place the hooks of an optimizer that has replaced another, unless it has them."""
+
+    def unhook(self, optimizer: Optimizer) -> None:
+        """Remove the hooks of an optimizer, and let go of it."""
 
     def leave(self) -> None:
         """Remove hooks that have stayed in place beyond the end of the session."""
@@ -65,7 +68,7 @@ class TrainingSteps:
         owner: HookOwner,
     ) -> None:
         self._hooks, self._owner = run.framework.hooks, owner
-        self.other_updates = OtherUpdates(run, self.follow, self.suspend, self._ended_unseen)
+        self.other_updates = OtherUpdates(run, self.succeed, self.follow, self.suspend, self._ended_unseen)
         """Updates that the hooks of the watched optimizers do not see."""
         self.take(run, schedule, output)
         self._between = between
@@ -78,8 +81,8 @@ class TrainingSteps:
         self.boundary = StepBoundary(run.framework.tensors, run.optimizers, self._hooks.graph_size)
         self.listens = False
         """True if hooks show when a forward begins, in sampled steps."""
-        self._hooked = [*run.optimizers]
-        """The optimizers with hooks: the watched ones, and those that another has replaced."""
+        self._succeeded_at = start
+        """Number of the latest step in which an optimizer that was made anew has taken the place of one like it."""
         self._process = os.getpid()
         self.thread = threading.current_thread()
         """The thread on which the latest forward or update began."""
@@ -234,11 +237,22 @@ class TrainingSteps:
             attempt(self.faults, "after the update", listen, optimizer, owned)
         run.cost.end(begun)
 
+    def succeed(self, number: int, optimizer: Optimizer) -> None:
+        """Put ``optimizer``, which is about to update, in the place of the watched one like it with this number, and
+        let go of that one, as the program may have. Where each update has another, the manifest names the first."""
+        before, step = self.run.optimizers[number], self.run.clock.step
+        self._owner.hook(optimizer)
+        self._exchange(number, optimizer)
+        self._owner.unhook(before)
+        if self.update_listener is not None:
+            self.update_listener.succeeded(before, optimizer)
+        if self.output is not None and step > self._succeeded_at + 1:
+            self.output.succeed(self.run)
+        self._succeeded_at = step
+
     def follow(self, number: int, optimizer: Optimizer) -> None:
         """Put ``optimizer``, whose update has just ended a step, in the place of the watched one with this number."""
-        if not any(optimizer is hooked for hooked in self._hooked):
-            self._owner.hook(optimizer)
-            self._hooked.append(optimizer)
+        self._owner.hook(optimizer)
         self._exchange(number, optimizer)
         if self.output is not None:
             self.output.succeed(self.run)

@@ -109,6 +109,7 @@ class Attachment:
         removes them."""
         settings, subject = configuration.settings, self._subject
         self.run = subject.run(Plan(settings, Schedule()), self.first)
+        self._subject = subject.narrowed(subject.models, ())  # the program may make its optimizers anew, and drop these
         self.planner = Planner(configuration, subject.framework, self.number, self.first, self.faults)
         undo.callback(self.planner.close)
         self.planner.warn(warnings_for(settings, subject.framework.groups.world_size(), os.environ))
@@ -217,9 +218,9 @@ class Attachment:
                     self._apply(plan, step)
 
     def _apply_narrowed(self, narrowed: Subject, step: int) -> None:
-        before, self._subject, self._narrowed = self._subject, narrowed, None
+        self._subject, self._narrowed = narrowed.narrowed(narrowed.models, ()), None
         if (session := self.session) is not None:
-            session.steps.release({*map(id, before.optimizers)} - {*map(id, narrowed.optimizers)})
+            session.steps.release({*map(id, session.steps.run.optimizers)} - {*map(id, narrowed.optimizers)})
             self._apply(self.planner.plan, step)
 
     def _count_incident(self, armed: ArmedCollection) -> None:
@@ -252,9 +253,10 @@ class Attachment:
         if (session := self.session) is None:
             return
         output = self.output
-        run = self._subject.run(plan, step, None if output is None else output.directory)
+        subject = self._subject.narrowed(self._subject.models, session.steps.run.optimizers)
+        run = subject.run(plan, step, None if output is None else output.directory)
         if plan.origin == "configuration" and plan.purpose != "rest":
-            self._subject.check(plan, run, self.planner.lead)
+            subject.check(plan, run, self.planner.lead)
         if output is not None:
             output.follow(run, plan)
         elif plan.writes:  # module_ranks has changed

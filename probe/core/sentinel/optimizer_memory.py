@@ -142,6 +142,8 @@ class OptimizerMemory:
         self.scaled = False
         self.late = False
         """True if the total norm was computed after the update, of gradients that it had applied."""
+        self.remade = False
+        """True if the optimizer has taken the place of one like it."""
         self.late_clips = list[Factor]()
         """Factors by which these gradients were then clipped."""
         self.leftover: Callable[[], bool] | None = None

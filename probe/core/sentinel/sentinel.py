@@ -360,6 +360,10 @@ class Sentinel:
         ended = ReadUpdate(facts, "unknown", None, _roots(backwards), clips=memory.clips, steps=steps)
         self._end(memory, ended)
 
+    def succeeded(self, before: Optimizer, optimizer: Optimizer) -> None:
+        """Go on with what is remembered of an optimizer for another, which has taken its place."""
+        self._optimizers.hand_over(before, optimizer)
+
     def updated(self, optimizer: Optimizer, outcome: Outcome, searches: bool) -> None:
         """Pass the update on, which has ended.
 
@@ -373,8 +377,9 @@ class Sentinel:
         gradients = self._loop.held(memory.parameters)
         memory.applied.mark(gradients)
         memory.again = [gradient is not None for gradient in gradients]
+        remade = memory.remade and self._remembers(memory, optimizer)
         ended = ReadUpdate(
-            update.facts._replace(searches=True) if searches else update.facts,
+            update.facts._replace(searches=searches, remade=remade) if searches or remade else update.facts,
             outcome if update.visible else "unknown",
             looked,
             update.roots,
@@ -388,6 +393,11 @@ class Sentinel:
             update.steps,
         )
         self._end(memory, ended)
+
+    def _remembers(self, memory: OptimizerMemory, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer that has updated keeps numbers from one update to the next."""
+        state, updated = self._watch.run.framework.hooks.state, zip(memory.parameters, memory.again, strict=True)
+        return any(state(optimizer, parameter) for parameter, has_gradient in updated if has_gradient)
 
     def _end(self, memory: OptimizerMemory, ended: ReadUpdate) -> None:
         memory.numbers.send()

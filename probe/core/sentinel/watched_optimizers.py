@@ -65,6 +65,12 @@ class WatchedOptimizers:
         """Look for the optimizers and their parameters again with the next backward: an update has ended."""
         self._present = None
 
+    def hand_over(self, before: Optimizer, optimizer: Optimizer) -> None:
+        """Give what is remembered of one optimizer to another, which has taken its place."""
+        if (memory := self._watched.pop(id(before), None)) is not None:
+            memory.remade, memory.groups = True, self._loop.groups(optimizer)
+            self._watched[id(optimizer)] = memory
+
     def updating(self, optimizer: Optimizer) -> OptimizerMemory:
         """Return what is remembered of an optimizer that updates, with its parameters as of the latest backward."""
         memory = None if self._present is None else self._watched.get(id(optimizer))
