@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from math import nan
 
 from probe.core.analysis.diagnosis.causality import Cause, Incident, exchanged, incidents_of, senders
 from probe.core.analysis.diagnosis.check_findings import (
@@ -19,6 +18,7 @@ from probe.core.analysis.diagnosis.evaluate import EvaluatedRank, Extent, counte
 from probe.core.analysis.diagnosis.evidence import Evidence, evidence
 from probe.core.analysis.diagnosis.explain import Kind, kind_of, on_ranks, origins, paragraph, rivals, spoilt_text
 from probe.core.analysis.diagnosis.judge import judge, slim
+from probe.core.analysis.diagnosis.live_findings import live_findings
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.nodes import CausalPaths
 from probe.core.analysis.diagnosis.passes import Passes
@@ -30,17 +30,16 @@ from probe.core.analysis.diagnosis.topology import Topology, topology
 from probe.core.analysis.engines import PieceEngine
 from probe.core.hindsight.onset import Onset, rarer
 from probe.core.language import message
-from probe.core.messages import plural
 from probe.core.naming import RUN
-from probe.core.records import Finding
-from probe.core.storage.anomaly_json import Entry, rank_folders, read
-from probe.core.storage.anomaly_runs import belongs
-from probe.core.storage.directories import RecordedRun, find, last_run, listed, place
+from probe.core.storage.directories import RecordedRun, last_run, listed
 from probe.core.storage.duckdb_reader import Connection, Rows
-from probe.core.storage.layout import cell_name, key_of, ranks_text
+from probe.core.storage.layout import ranks_text
 from probe.core.storage.location import Place
 from probe.core.storage.plans import plan_differences
 from probe.core.storage.problems import Problems
+
+MOST_SPANS = 10
+"""Stretches of steps that a note names."""
 
 
 @dataclass(frozen=True)
@@ -137,32 +136,21 @@ def analyse(
     """
     problems, requested = Problems(), sorted(set(steps))
     run = last_run(root, problems, directory)
-    inside = place(root)
-    dump = inside.parent if inside in [directory.path for directory in run.directories] else inside
     topo = topology(run.directories)
     with Rows(run.directories, problems, connection) as rows:
         passes = Passes(run, rows, engine, least, slim)
         of_checks = check_findings(rows, run)
         judged, rules, shared = judge(passes, requested, progress, sought_steps(of_checks))
         of_checks = with_onsets(of_checks, judged)
-        if requested and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
-            raise ValueError(
-                message(
-                    "{root}: expected steps of this run{span}; it has none of those asked for",
-                    root=root,
-                    span=_span(rows),
-                )
-            )
+        if requested:
+            _require_steps(root, rows, judged)
         of_rank = {rank.rank: rank for rank in judged}
-        extra = _dumped(root, dump, run, of_rank, rules, topo, requested, problems)
-        topo = topology(run.directories, extra.mates, shared)
+        live = live_findings(root, run, of_rank, rules, topo, requested, problems)
+        live.number_calls(judged)
+        topo = topology(run.directories, live.mates, shared)
         progress("comparing replicas")
         differing, aliens = compare(passes, topo, requested)
-        for episode in (episode for rank in judged for episode in rank.episodes):
-            episode.kept = [
-                located._replace(call=extra.calls.get(_row(located.finding), -1)) for located in episode.kept
-            ]
-        beyond = [*differing, *extra.live]
+        beyond = [*differing, *live.live]
         paths = _causal_paths(passes, topo, judged, beyond)
         incidents = [incident for incident in incidents_of(judged, paths, beyond) if incident.findings]
         progress("comparing ranks with their peers")
@@ -172,9 +160,7 @@ def analyse(
         diagnoses = [(incident, _diagnose(rows, incident, of_rank, of_checks)) for incident in incidents]
         notes = (*_notes(rows, aliens, judged), *_plan_notes(run))
         of_run = tuple(run_findings(passes))
-    checks = {(case.finding.check, case.ranks) for case in of_checks}
-    new = [case for case in of_peers if case.finding.where or (case.finding.check, case.ranks) not in checks]
-    every_check = sorted([*of_checks, *new], key=lambda case: case.finding.since)
+    every_check = _without_repeats(of_checks, of_peers)
     return Analysis(
         run,
         tuple(judged),
@@ -187,6 +173,22 @@ def analyse(
         tuple(case for case in of_run if not requested or case.finding.step in requested),
         tuple(case for case in every_check if not requested or {case.finding.step, case.finding.since} & {*requested}),
     )
+
+
+def _require_steps(root: Place, rows: Rows, judged: Sequence[EvaluatedRank]) -> None:
+    """Raise ValueError if steps were asked for of which no rank has any."""
+    if any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
+        text = "{root}: expected steps of this run{span}; it has none of those asked for"
+        raise ValueError(message(text, root=root, span=_span(rows)))
+
+
+def _without_repeats(
+    of_checks: Sequence[RankCheckFinding], of_peers: Sequence[RankCheckFinding]
+) -> list[RankCheckFinding]:
+    """Return both in the order in which they began, without what a comparison of ranks says again of the same ranks."""
+    checks = {(case.finding.check, case.ranks) for case in of_checks}
+    new = [case for case in of_peers if case.finding.where or (case.finding.check, case.ranks) not in checks]
+    return sorted([*of_checks, *new], key=lambda case: case.finding.since)
 
 
 def _span(rows: Rows) -> str:
@@ -315,107 +317,3 @@ def _plan_notes(run: RecordedRun) -> Iterable[str]:
             ranks=listed(sorted({rank for difference in differences for rank in difference.ranks})),
             steps=", ".join(spans[:MOST_SPANS]) + ", ..." * (len(spans) > MOST_SPANS),
         )
-
-
-MOST_SPANS = 10
-"""Stretches of steps that a note names."""
-Row = tuple[int, int, str, str, int]
-"""Row of a file: rank, step, signal, name and micro step."""
-MOST = 100
-"""Most findings of one rank that are kept although its files do not have them."""
-
-
-@dataclass
-class LiveFindings:
-    """Additions by ``anomaly.json`` of all ranks."""
-
-    calls: dict[Row, int] = field(default_factory=dict)
-    """Positions in the order of execution, for rows with a finding in the files too."""
-    mates: dict[int, list[int]] = field(default_factory=dict)
-    """Pipeline groups by rank."""
-    live: list[Located] = field(default_factory=list)
-    """Findings of this run that its files do not have: of rules that cannot judge files, or of steps missing there."""
-
-
-def _dumped(
-    root: Place,
-    dump: Place,
-    run: RecordedRun,
-    judged: Mapping[int, EvaluatedRank],
-    rules: Collection[str],
-    topo: Topology,
-    steps: Collection[int],
-    problems: Problems,
-) -> LiveFindings:
-    """Read the findings that ``run`` has dumped.
-
-    Those of earlier runs lie in the same files: if there are several runs, a finding that does not name its run, as in
-    files of older versions, is taken only if the files of this run confirm it.
-
-    Args:
-        rules: names of the rules that have judged the files; only their findings there count.
-        steps: those that count; all if empty.
-    """
-    result, is_own = LiveFindings(), belongs(run)
-    if not rank_folders(dump):
-        return result
-    doubtful: list[Located] = []
-    rows = {
-        _row(located.finding)
-        for evaluated in judged.values()
-        for episode in evaluated.episodes
-        for located in episode.kept
-    }
-    numbers: dict[int, int] = {}
-    for _, entry in read(dump, problems):
-        is_of_run = is_own(entry)
-        if is_of_run is False:
-            continue
-        if len(entry.group_mates) > 1:
-            result.mates.setdefault(entry.rank, entry.group_mates)
-        rank = judged.get(entry.rank)
-        if rank is None or (steps and entry.step not in steps):
-            continue
-        row = entry.rank, entry.step, entry.signal, entry.row, entry.micro_step
-        if row in rows:
-            result.calls[row] = entry.call_id
-        within = rank.first_step <= entry.step <= rank.last_step
-        rule = entry.judgement.rule
-        is_new = rule not in rules if within else is_of_run or not rank.sampled
-        if is_new and (rule or row not in rows) and numbers.setdefault(entry.rank, 0) < MOST:
-            numbers[entry.rank] += 1
-            (result.live if is_of_run else doubtful).append(_located(entry, topo.stage(entry.rank)))
-    if len(find(dump, Problems())) == len(run.directories):
-        result.live += doubtful
-    elif doubtful:
-        text = plural(
-            len(doubtful),
-            "{number} finding that its rules made while it ran may belong to another run: left out",
-            "{number} findings that its rules made while it ran may belong to another run: left out",
-        )
-        what = message(text, number=len(doubtful))
-        problems.add(root, what, skipped=False)
-    return result
-
-
-def _row(finding: Finding) -> Row:
-    return finding.rank, finding.step, finding.signal, cell_name(finding.key), finding.key.micro_step
-
-
-def _located(entry: Entry, pp_stage: int) -> Located:
-    rule, op, value, expected = entry.judgement
-    key = key_of(entry.signal, entry.row, entry.micro_step, entry.call, entry.vpp_stage)
-    finding = Finding(
-        rule=rule or "unknown",
-        signal=entry.signal,
-        key=key,
-        op=op,
-        value=nan if value is None else value,
-        expected=nan if expected is None else expected,
-        step=entry.step,
-        rank=entry.rank,
-        order=entry.call_id,
-        message=entry.message,
-        micro_stepped=entry.micro_stepped,
-    )
-    return Located(finding, entry.step, pp_stage, live=True, call=entry.call_id)
