@@ -32,7 +32,7 @@ require("prometheus_client")
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
-QUICK = ("--interval", "0.1", "--deadline", "0.4")
+QUICK = ("--interval", "0.1", "--deadline", "1")
 FIRST = {"gpu_id": "0", "gpu_name": 'Test "GPU"', "gpu_uuid": "GPU-0"}
 SECOND = {"gpu_id": "1", "gpu_name": "vGPU", "gpu_uuid": "GPU-1"}
 TABLE = """\
