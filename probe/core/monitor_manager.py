@@ -185,12 +185,12 @@ class MonitorManager:
         limit = positive("loss_spike_limit", loss_spike_limit)
         self.stop_monitor()
         receivers = recipients()
-        receivers.job = job_name
+        receivers.begin(job_name)
         if not alert_address:
             return
         tracker = MonitorTracker(alert_address, interval, limit)
         self._tracker, self._address, self._limit = tracker, alert_address, limit
-        self._starts, self._interrupted, receivers.step = self._starts + 1, False, None
+        self._starts, self._interrupted = self._starts + 1, False
         recipient = receivers.of(alert_address)
         recipient.check()
         self._send_from_first_rank(recipient, "begin", "training has begun")

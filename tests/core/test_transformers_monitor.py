@@ -643,6 +643,12 @@ def test_numbers_that_are_not_known_are_left_out_or_named() -> None:
     )
 
 
+def test_an_epoch_beyond_the_last_is_one_more() -> None:
+    """Where fewer epochs are configured than the program runs, no more than all is done."""
+    beyond = Position.of(9, 1, 4)
+    assert (beyond.text, beyond.done, beyond.remaining) == ("Epoch:[  3/  3], step:[    1/    4]", 0.75, 3)
+
+
 @pytest.mark.parametrize("style", ["1.6", "1.9"])
 @pytest.mark.parametrize("value", [1e-5, 2.5e-9, 3e-30, 1e-44, 0.00009, 123456.75, 3e38, 1.0])
 def test_readers_of_lines_read_small_norms(style: str, value: float) -> None:

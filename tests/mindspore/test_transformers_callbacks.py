@@ -30,6 +30,9 @@ EVERYTHING = {
     "target": None, "optimizer_state_format": BOTH, "weight_state_format": BOTH, "throughput_baseline": 100,
 }  # fmt: skip
 FOLDER = Path("worker/tensorboard/rank_0")
+OPERATIONS = 2 * 2 * (2 * 3 * 2 + 3 * 1 * 3)
+"""Floating-point operations of a step: two for each product of two samples, forward and for gradients of weights in
+both layers, for the gradient of inputs in the second."""
 
 
 @pytest.fixture
@@ -221,6 +224,11 @@ def test_in_graph_mode_all_but_gradients_is_recorded(lines: Callable[[], list[st
     for tag in ("loss", "grad-norm", "learning-rate", "weight_norm", "adam_v_norm/fc.bias", "local_loss"):
         assert [list(point) for point in found[tag]] == recorded[tag][:4], tag
     assert len(found["throughput_linearity"]) == 4
+    assert callbacks[0].flops_per_step == OPERATIONS
+    for (_, teraflops), (_, milliseconds) in zip(
+        found["model-flops-throughput-per-npu"], found["iteration-time"], strict=True
+    ):
+        assert teraflops * milliseconds * 1e9 == pytest.approx(OPERATIONS, 1e-5)
     assert [{*values} for values in received] == [{"loss", "loss_scale", "learning_rate", "grad_norm"}] * 4
     assert [float(values["loss"]) for values in received] == [value for _, value in found["loss"]]
     assert lines()

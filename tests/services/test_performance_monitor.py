@@ -47,7 +47,7 @@ def monitor(tmp_path: Path) -> Iterator[PerformanceMonitor]:
     found = PerformanceMonitor(
         training_file=tmp_path / "training.json",
         readings_file=tmp_path / "performance.jsonl",
-        deadline=10.0,
+        deadline=10.0,  # the machine's own reading has it too
         commands={"nvml": SILENT},
     )
     yield found

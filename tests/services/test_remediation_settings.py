@@ -67,7 +67,9 @@ def test_the_example_is_served(tmp_path: Path) -> None:
         entry = service.outcome(alert("GPUTemperatureHigh", instance=socket.gethostname(), gpu_id="0"))
         assert re.fullmatch(r"dry run: would run \S*nvidia-smi -i 0 -pl 200.*", entry["message"])
         entry = service.outcome(alert("TrainingLossSpike", job="another"))
-        assert entry["message"] == 'label job: expected one of pretrain, got "another"'
+        assert entry["message"] == (
+            'label job: expected one of pretrain, got "another"; args.job of the action names a job for every alert'
+        )
         entry = service.outcome(alert("TrainingLossSpike", job="probe-exporter", job_name="pretrain"))
         assert entry["target"] == "job pretrain"
         entry = service.outcome(alert("DiskSpaceLow", instance=f"{socket.gethostname()}:9100", mountpoint="/boot"))

@@ -288,6 +288,15 @@ def test_findings_and_exceptions_become_alerts() -> None:
     assert "text: no" in exception.text
 
 
+def test_stages_of_a_job_are_seconds_alone() -> None:
+    """Numbers of steps and epochs beside them are none."""
+    judged = Judged()
+    judged.message(0, 60.0, kind="stage_time", step=7, epoch=1, forward=0.5)
+    judged.message(0, 60.0, kind="train_metrics", step=7, loss=1.0, fwd_bwd_time=0.75)
+    (job,) = judged.board.jobs
+    assert job.stages == {"forward": 0.5, "fwd_bwd": 0.75}
+
+
 def test_rules_judge_the_numbers_of_the_lowest_rank() -> None:
     """A rule of its own for each job, and a notice when its matter has ended."""
     judged = Judged()

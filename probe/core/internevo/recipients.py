@@ -175,6 +175,14 @@ class Recipients:
             if each is asked or each.tracked:
                 each.judge(step, loss)
 
+    def begin(self, job: str | None) -> None:
+        """Begin a run with this name of its job. The steps of an earlier one, and the time between the two, say nothing
+        about it, unless a tracker follows both."""
+        self.job, self.step = job, None
+        if not self._known:
+            self.progress.close()
+            self.progress = Progress(None, self.rank, 1, "")
+
     @property
     def catches_sigterm(self) -> bool:
         """True if SIGTERM is caught for these webhooks."""

@@ -27,6 +27,7 @@ from probe.core.run_state.heartbeat_messages import (
     LONGEST_NAME,
     MOST_BYTES,
     MOST_MESSAGES,
+    MOST_VALUES,
     HeartbeatMessage,
     Origin,
     Value,
@@ -150,11 +151,13 @@ class Heartbeats:
 
     def _put(self, kind: str, message: Mapping[str, object], promise: float | None) -> None:
         if kind not in KINDS:
-            self._faults.lost(f"{WHERE}: kinds that are none", 1)
+            expected = ", ".join(KINDS)
+            self._faults.note(WHERE, ValueError(f"a message is not sent: its kind is none of {expected}: {kind!r:.80}"))
             return
         values, lost = flattened(message)
         if lost:
-            self._faults.lost(f"{WHERE}: values that are neither numbers nor texts", lost)
+            text = f"left out: {lost} (no numbers or texts, or beyond {MOST_VALUES}); of a tensor, pass item()"
+            self._faults.note(WHERE, TypeError(f"values of a message {text}"))
         promised = None if promise is None or not promise >= 0 else float(promise)
         size = _size(values)
         with self._lock:

@@ -38,10 +38,11 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, step: int, epochs: int, steps: int) -> Position:
-        """Return the position of ``step``, counted over all epochs from 1."""
+        """Return the position of ``step``, counted over all epochs from 1. An epoch beyond ``epochs`` is one more."""
         if steps <= 0:
             return cls(1, epochs, step, 0)
-        return cls((step - 1) // steps + 1, epochs, (step - 1) % steps + 1, steps)
+        epoch = (step - 1) // steps + 1
+        return cls(epoch, max(epoch, epochs), (step - 1) % steps + 1, steps)
 
     @property
     def text(self) -> str:

@@ -44,7 +44,8 @@ class LossMonitoring(CallbackCore):
         log_style: see :class:`Presentation`.
         samples_suffix: see :class:`Presentation`.
         tensorboard: the section ``tensorboard``; None: no event files.
-        flops_per_step: floating-point operations of a step on this device; None: as ``monitor`` measures them.
+        flops_per_step: floating-point operations of a step on this device; None: as ``monitor`` measures them, or, in
+            graph mode, as MindSpore's compiler counts them.
         sink_mode: whether only the loss of the step is shown, not the mean of the epoch.
         monitor: receives the numbers, too.
         other: further arguments of the tool; a warning names those that ask for anything.

@@ -21,6 +21,7 @@ from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, mak
 from probe.mindspore.adapter import ADAPTER, TrainerMon
 from probe.mindspore.callbacks.outputs import backbone_of, learning_rate_of, optimizer_of, values_of
 from probe.mindspore.callbacks.training import ProbeCallback
+from probe.mindspore.private_api import flops_collection
 
 _log = logging.getLogger("probe.transformers")
 
@@ -60,6 +61,16 @@ def _batch_size(params: Any) -> int | None:
         return None
 
 
+def _operations(params: Any) -> float | None:
+    """Return the floating-point operations of a step on this device, as the compiler counts them; None in the dynamic
+    graph, and where shapes change."""
+    phase = getattr(params.train_network, "current_phase", "")  # missing before anything is compiled
+    if mindspore.get_context("mode") != mindspore.GRAPH_MODE or not phase:
+        return None
+    _, _, of_device, _, changes = flops_collection(phase)
+    return None if changes else float(of_device) or None
+
+
 def _dump_folder(state: StateSection) -> str:
     """Return the directory to which the compiler writes norms; have it write them, where it can."""
     folder = mindspore.get_auto_parallel_context("dump_local_norm_path")
@@ -78,6 +89,7 @@ class MFLossMonitor(LossMonitoring, Callback):
 
     _before: int | None = None
     """Number of steps before those that the run counts; None before the first epoch."""
+    _counted_operations = False
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
         if self._before is not None:
@@ -93,6 +105,9 @@ class MFLossMonitor(LossMonitoring, Callback):
 
     def on_train_step_end(self, run_context: Any) -> None:
         params = run_context.original_args()
+        if not self._counted_operations and self.flops_per_step is None:
+            self.attempt("floating-point operations", lambda: setattr(self, "flops_per_step", _operations(params)))
+        self._counted_operations = True
         values = values_of(params.net_outputs)
         if LEARNING_RATE not in values and self.section.learning_rate is None:
             self.attempt("learning rate", lambda: values.update(learning_rate=learning_rate_of(self._optimizer)))

@@ -192,7 +192,10 @@ class JobChoice:
         if not self._jobs:
             label_of(alert, label)
             raise RefusedAlertError("jobs: empty; name the configuration file of each job there")
-        name = one_of(alert, label, self._jobs)
+        try:
+            name = one_of(alert, label, self._jobs)
+        except RefusedAlertError as error:
+            raise RefusedAlertError(f"{error}; args.job of the action names a job for every alert") from None
         return name, self._jobs[name]
 
 

@@ -44,6 +44,8 @@ MOST_STAGES = 50
 """Most stages of a job."""
 STEPS = ("step", "global_step", "batch_count")
 """Names under which runs send the number of the step."""
+COUNTS = (*STEPS, "epoch")
+"""Names of numbers that are no seconds, whatever the kind of the message."""
 
 
 class Point(NamedTuple):
@@ -263,7 +265,7 @@ class RunBoard:
 def _time_stages(job: JobView, message: HeartbeatMessage) -> None:
     """Take the seconds of stages over."""
     for name, value in message.values.items():
-        timed = message.kind in TIMED_KINDS or name.endswith(TIMED_ENDS)
+        timed = (message.kind in TIMED_KINDS and name not in COUNTS) or name.endswith(TIMED_ENDS)
         if not timed or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         stage = name.removeprefix("phase/").removesuffix(TIMED_ENDS[0]).removesuffix(TIMED_ENDS[1])

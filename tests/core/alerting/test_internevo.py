@@ -300,6 +300,24 @@ def test_training_that_is_stuck_is_sent_once_and_so_is_its_recovery(receiver: Re
     assert number(receiver, "[critical] training may be stuck") == 2
 
 
+def test_a_second_run_of_a_process_has_an_interval_of_its_own(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the steps of the first one took."""
+    real, later = time.monotonic_ns, 0
+    manager = MonitorManager()
+    with monkeypatch.context() as clocks:
+        for clock in ("time.monotonic_ns", "probe.core.run_state.progress.monotonic_ns"):
+            clocks.setattr(clock, lambda: real() + later)
+        manager.start_monitor("first", receiver.url())
+        manager.monitor_loss_spike(step_count=1, cur_step_loss=1.0)
+        later = 3600 * 10**9
+        manager.monitor_loss_spike(step_count=2, cur_step_loss=1.0)
+        manager.start_monitor("second", receiver.url(), monitor_interval_seconds=0.3)  # type: ignore[arg-type]
+        wait_for(lambda: number(receiver, "[critical] training may be stuck before the first step"))
+    manager.start_monitor(None, None)  # what it has noted lies in the future now
+
+
 def test_a_thread_ends_at_once(receiver: Receiver) -> None:
     """Whatever its interval; it is a daemon, and no environment variable is set."""
     before = dict(os.environ)

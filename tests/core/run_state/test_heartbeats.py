@@ -383,8 +383,9 @@ def test_a_forked_child_sends_nothing(server: Served) -> None:
     assert [row["values"] for row in server.stored("fork")] == [{"step": 1}, {"state": "ended"}]
 
 
-def test_nothing_that_is_sent_raises(server: Served) -> None:
-    """Values that are neither numbers nor texts are left out and counted, numbers of any kind arrive as they are."""
+def test_nothing_that_is_sent_raises(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Values that are neither numbers nor texts are left out and counted, numbers of any kind arrive as they are; what
+    is not sent is in a warning."""
 
     class Hostile(dict[str, object]):
         def items(self) -> object:  # type: ignore[override]
@@ -402,11 +403,13 @@ def test_nothing_that_is_sent_raises(server: Served) -> None:
     assert first == {"a_b": 0.5, "a_c_0": 7, "a_c_1": True, "e": "Infinity"}
     assert second == {"nan": "NaN", "huge": "Infinity", "text": "\\ud800\\x00", "none": None}
     assert faults.counts == {
-        "heartbeats: values that are neither numbers nor texts": 1,
-        "heartbeats: kinds that are none": 1,
+        "heartbeats: TypeError": 1,
+        "heartbeats: ValueError": 1,
         "heartbeats: RuntimeError": 1,
         "heartbeats: messages after the end": 1,
-    } | {kind: 1 for kind in faults.counts if kind in ("heartbeats: AttributeError", "heartbeats: TypeError")}
+    } | {kind: 1 for kind in faults.counts if kind == "heartbeats: AttributeError"}
+    assert "values of a message left out: 1 (no numbers or texts, or beyond 256); of a tensor, pass item" in caplog.text
+    assert "a message is not sent: its kind is none of train_metrics, init_time" in caplog.text
 
 
 @pytest.mark.parametrize(

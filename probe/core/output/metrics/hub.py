@@ -66,11 +66,13 @@ class MetricsSender:
     """Thread that hands the series of a board to a writer again and again.
 
     Args:
-        every: seconds from the end of one sending to the next.
+        every: seconds from the end of one sending to the next; at first fewer, so that short runs are seen.
     """
 
     SECONDS = 5.0
     """Longest time of one sending."""
+    FIRST_SECONDS = 1.0
+    """Seconds until the first sending, which double from each one to the next."""
 
     def __init__(
         self,
@@ -80,11 +82,13 @@ class MetricsSender:
         faults: Faults,
     ) -> None:
         self._writer, self._read, self._every, self._faults = writer, read, every, faults
-        self._worker = Worker("probe-metrics", WHERE, faults, look=self._look, due=every)
+        self._pause = min(self.FIRST_SECONDS, every)
+        self._worker = Worker("probe-metrics", WHERE, faults, look=self._look, due=self._pause)
 
     def _look(self) -> float:
         attempt(self._faults, WHERE, self._send, self.SECONDS)  # the next sending may succeed
-        return self._every
+        self._pause = min(2 * self._pause, self._every)
+        return self._pause
 
     def _send(self, seconds: float) -> None:
         self._writer.send(*self._read(), seconds)

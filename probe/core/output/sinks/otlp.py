@@ -26,7 +26,7 @@ class OtlpSettings(Section):
     headers_file: Annotated[Text, AfterValidator(not_blank)] | None = None
     """File that nobody else can read, with a header a line, such as `Authorization: Bearer TOKEN`."""
     seconds: Annotated[Number, ranges.Gt(0)] = 10.0
-    """Time from one sending to the next."""
+    """Time from one sending to the next; it grows to this from a second."""
     series: Annotated[Integer, ranges.Ge(50), ranges.Le(100_000)] = 2000
     """Most series of a rank. Those beyond it are left out and counted in `probe_series_dropped`."""
     layers: tuple[Annotated[Text, AfterValidator(not_blank)], ...] = ()

@@ -30,7 +30,7 @@ class PrometheusSettings(Section):
     """Address of a Pushgateway, such as `http://10.0.0.1:9091`, for short jobs: sent to every `seconds`, deleted there
     at the end."""
     seconds: Annotated[Number, ranges.Gt(0)] = 10.0
-    """Time from one writing of `textfile` or sending to `push` to the next."""
+    """Time from one writing of `textfile` or sending to `push` to the next; it grows to this from a second."""
 
 
 class PrometheusSink(OutletSink):
