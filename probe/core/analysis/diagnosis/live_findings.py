@@ -28,7 +28,7 @@ MOST = 100
 
 @dataclass
 class LiveFindings:
-    """What the files of findings add to those that the rows give."""
+    """Additions of the files of findings to those that the rows give."""
 
     calls: dict[Row, int] = field(default_factory=dict)
     """Positions in the order of execution, for rows with a finding in the files too."""
