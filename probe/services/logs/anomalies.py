@@ -30,7 +30,7 @@ ADVICE = Expression(
     rb"(?:maybe|perhaps|possibl[ey]|probabl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|"
     rb"make sure|ensure|for example|e\.g\.|such as|see also|if you|in case|when you|"
     rb"prone|suggest(?:s|ed)?|recommend\w{0,5}))\b"
-    rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
+    rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should|will)(?: [a-z]{1,12})?\W{0,2}$"
 )
 """Words before a phrase in its sentence by which it is advice or a guess: ``can be caused by a deadlock``."""
 OPTIONAL = Expression(rb"failed to (?:open|find|load) \S{0,32}(?:lib|plugin|symbol)")
@@ -44,6 +44,8 @@ FRAME = Expression(
     rb"\s{0,64}assert |#\d{1,4}:? \w{1,80} from /|frame #\d{1,4}: )"
 )
 """Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end."""
+COMMENTS = (b"# ", b"//")
+"""Begin of a comment, in a source or a configuration that is printed."""
 AFTER = Expression(
     rb"^[^.]{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
     rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|0(?:[.]0{1,6})?|[:=] ?(?:0|false|no|none|off))\b"
@@ -147,7 +149,7 @@ def anomalies_of(
         language: Language of the texts.
         error: Whether the line is of the level ERROR.
     """
-    if searched and FRAME.match(low) is not None:
+    if searched and (FRAME.match(low) is not None or low.lstrip()[:2] in COMMENTS):
         return []
     finite = all(map(isfinite, metrics.values()))
     anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics, finite)}
@@ -218,8 +220,8 @@ def judge(record: dict[str, Any], judged: Judged, within: bool, language: str) -
         record["anomalies"] += [
             _anomaly(*each, language) for each in _of_numbers(row, all(map(isfinite, row.values())))
         ]
-    if counters := {name: value for name, value in metrics.items() if name in COUNTED}:
-        judged.counters[rank] = counters
+    if not COUNTERS.isdisjoint(metrics):
+        judged.counters[rank] = {name: value for name, value in metrics.items() if name in COUNTED}
     elif within and record["component"] == "training":
         metrics |= judged.counters.get(rank, {})
     norm = metrics.get("gradient_norm")

@@ -44,7 +44,7 @@ CLOCK = Expression(rb":\d\d")
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
-UNIT = rb"(?:(?:[kKM] )?(?:wps|tok(?:en)?s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
+UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
 UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
@@ -68,12 +68,14 @@ EPOCH = Expression(
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
+DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
+"""Count before its name: ``finished 120 iterations``."""
 """Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
 SECTION = Expression(rb"[,;] {0,2}\[([a-z_]{2,16})\] ")
 """Begin of the fields of other data: ``, [valid] loss=1.8``."""
 RATE = Expression(
     rb"(" + NUMBER + rb")([kKMB]?) ?(?:(tok|tokens|words|samples|examples|images|imgs?|it|iters?|steps?)/s|"
-    rb"(ms|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
+    rb"(ms|us|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
 CELL = Expression(rb"\| {0,4}(" + NUMBER + rb") ?(ms|s) {0,4}(?:$|\|)")
@@ -85,12 +87,14 @@ FIRST = Expression(
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
 )
 """Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
+WHOLE = Expression(rb"[a-z\])] {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
+"""Count of a whole anywhere before the loss: ``Process 100/3161(3%) average loss: 2.3``."""
 BRACKETED = Expression(
     rb"(?i)(?:^|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>-])\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
 )
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
-COLUMN = Expression(rb"^\s{0,8}(\d{1,9})() \|")
-"""Step in the first column: ``1230 | loss 5.4``."""
+COLUMN = Expression(rb"^\s{0,8}(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z])")
+"""Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``."""
 ROUND = Expression(rb"(?:^|INFO )\[(\d{1,9})\]():?(?:\t|\s{2})")
 """Iteration in brackets before columns: ``[500]    train-logloss:0.16``."""
 WRITER = Expression(rb"\.py:\d{1,6}\] \[(\d{1,9})\] [a-z]")
@@ -112,7 +116,7 @@ OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epoch)|train|step|iter)[^|]{0,40}$")
+TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epoch|episode)|train|step|iter)[^|]{0,40}$")
 """Title of a bar that shows training, not a download."""
 
 
@@ -165,9 +169,13 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     """Add numbers whose name stands behind them, in another column, or nowhere."""
     if b".py:" in low:
         _counts(WRITER, ("step",), line, metrics)
-    if "loss" in metrics and "step" not in metrics and "batch" not in metrics:
+    if b"finished " in low or b"completed " in low:
+        _counts(DONE, ("step", "total_steps"), low, metrics)
+    if ("loss" in metrics or "objective" in metrics) and "step" not in metrics and "batch" not in metrics:
         for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, ROUND):
             _counts(expression, ("step", "total_steps"), line, metrics)
+        if "total_epochs" not in metrics:
+            _counts(WHOLE, ("step", "total_steps"), re.split(b"loss|obj", low, maxsplit=1)[0], metrics)
     elif not metrics and b"|" in line and (found := ROW.search(line)):
         _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
     if b"/s" in low or b"s/" in low:
@@ -202,7 +210,7 @@ def _may_have_fields(low: bytes) -> bool:
         b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
-        or b"batch" in low or b"tok" in low or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
+        or b"batch" in low or b"tok" in low or b"obj" in low or b"learn" in low or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
     )  # fmt: skip
 
 
@@ -373,9 +381,9 @@ def _no_unit_of(known: str, unit: str, text: bytes, second: bytes) -> bool:
     """Return whether a number cannot be that quantity: a percentage of steps, bytes or megabytes without a unit."""
     if unit == "%":
         return known in COUNTS or known.startswith("memory_")
-    if known == "accuracy" and second:
-        return True  # a count of a whole
-    if (known == "loss" or known in COUNTERS) and unit in TIMES:
+    if known == "accuracy" and (second or text == b"0"):
+        return True  # a count of a whole, or of the accumulation
+    if (known in ("loss", "gradient_norm") or known in COUNTERS) and unit in TIMES:
         return True  # ``cost: 12 s``, ``time for 100 iters: 12 s``
     return not unit and known.startswith("memory_") and abs(number_of(text) or 0) >= UNSTATED
 

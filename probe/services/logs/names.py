@@ -12,12 +12,14 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total, cost, "
+    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total, cost, learn, "
     "cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
+    "objective": "objf, objective function",
     "learning_rate": "learning rate, optim0 lr0",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad",
+    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, "
+    "grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
@@ -58,10 +60,10 @@ NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", 
 SPELLINGS = tuple(
     (re.compile(spelling), unit)
     for spelling, unit in (
-        (r"(?: per |/)s(?:ec(?:ond)?)?\b", "/s"),
+        (r"(?: per | ?/ ?)s(?:ec(?:ond)?)?\b", "/s"),
         (r"(?: per |/)(?:[gn]pu|device)\b", "/device"),
-        (r"\b(?:examples?|images?|imgs?|sequences?|records?|sample)/s", "samples/s"),
-        (r"\b(?:words?|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
+        (r"\b(?:examples?|images?|imgs?|sequences?|records?|rays?|sample)/s", "samples/s"),
+        (r"\b(?:words?|tks|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
         (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),
@@ -76,7 +78,7 @@ COUNTERS = frozenset({"step", "epoch", "batch"})
 """Numbers that count; one may follow its name within a sentence: ``at step 150 the``."""
 ALONE = frozenset({"scale", "norm", "cost"})
 """Names that other words before them make another quantity: ``logit scale``."""
-SIGNED = frozenset({"it"})
+SIGNED = frozenset({"it", "grad", "learn"})
 """Names that are words: a sign must follow them."""
 PARTS = frozenset(
     {"critic", "actor", "policy", "value", "entropy", "surrogate", "kl", "aux", "auxiliary", "balance", "router", "reg"}
@@ -96,6 +98,8 @@ SCOPES = OF_TRAINING | {
     "losses", "memory",
 }  # fmt: skip
 """Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
+OF_SCOPES = frozenset({"learning_rate", "gradient_norm"})
+"""Numbers of a part that are the training's, even without a sign between: ``actor lr``."""
 HELD_OUT = {
     **dict.fromkeys(("val", "valid", "validate", "validation", "dev", "cv"), "validation_loss"),
     **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
@@ -108,7 +112,7 @@ OTHERWISE = frozenset(
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 
-EDGES = (["end", "of"], ["start", "of"])
+EDGES = (["end", "of"], ["start", "of"], ["beginning", "of"])
 """Words before a counter that leave it one: ``End of epoch 3``."""
 
 
@@ -129,6 +133,8 @@ def ours(name: str) -> str:
             if start and known == "loss" and words[start - 1] in PARTS:
                 return f"{words[start - 1]}_loss"
             counted = known in COUNTERS and plain[-1] != "s"
+            if start and known in COUNTERS and words[start - 1] == "episode":
+                return ""
             return known if counted or not held_out else held_out if known == "loss" else ""
         held_out = HELD_OUT.get(word.rstrip("_0123456789"), held_out)
     last = words[-1]
@@ -151,9 +157,11 @@ def named(name: str) -> str:
         return named(name.rpartition(" ")[0])
     if first == "loss":  # the other way round
         return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")
-    known = named(rest) if first in QUALIFIERS or first in HELD_OUT else ""
+    known = named(rest) if first in QUALIFIERS or first in HELD_OUT or first in SCOPES else ""
     if first in HELD_OUT:
         return HELD_OUT[first] if known in ("loss", HELD_OUT[first]) else ""
+    if first not in QUALIFIERS and known not in OF_SCOPES:
+        return ""
     return "" if known in COUNTERS or known == "time" else known
 
 

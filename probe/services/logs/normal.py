@@ -35,6 +35,8 @@ CHANGED = Expression(
     rb"\bfrom " + NUMBER.join((rb"(?:", rb")")) + rb" {0,2}(?:to|-{1,2}>|=>|\xe2\x86\x92) {0,2}(" + NUMBER + rb")"
 )
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
+ABOUT = Expression(rb"\b(loss|objective function)( for [^.:;=]{1,80}?) is (" + NUMBER + rb")")
+"""Sentence about a number: ``objective function for minibatches 40-49 is -3.5``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
@@ -42,11 +44,13 @@ NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b"
 SHORT = (
     *((each, b"epoch ") for each in (b"Ep. ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "),
     (b"al. ", b"al "), (b"'s ", b" "), (b" : Time ", b" : elapsed time "), (b"\xef\xbc\x9a", b": "),
-    (b"\xef\xbc\x8c", b", "),
+    (b"\xef\xbc\x8c", b", "), (b"' reached ", b"': "),
 )  # fmt: skip
 """Abbreviations of counters and rates, ``training's l2``, Marian's time since its last line, and wide signs."""
 TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z ]{0,24}))?$")
 """Part of a row of numbers before their names, the first after the step: ``10  41.2 ms run,  2.31 loss``."""
+OF_ROWS = {b"avg": b"loss", b"rate": b"learning rate"}
+"""Names that mean that in such a row alone."""
 FEWEST = 3
 """Smallest number of such parts in a row."""
 
@@ -71,13 +75,15 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = INFINITY.replace(line, b"inf")
     if b"from " in line:
         line = CHANGED.replace(line, rb"to \1")
+    if b" is " in line and b" for " in line:
+        line = ABOUT.replace(line, rb"\1: \3\2")
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
         line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
-    if b"," in line and b" loss," in line and len(parts := line.split(b",", 64)) >= FEWEST:
+    if b"," in line and (b" loss," in line or b" rate," in line) and len(parts := line.split(b",", 64)) >= FEWEST:
         line = _turned(parts, line)
-    rare = b"\xef" in line or (b"'" in line and b"'s " in line) or (b"[" in line and b"[Pa" in line)
+    rare = b"\xef" in line or (b"'" in line and (b"'s " in line or b"' reached " in line)) or (b"[" in line and b"[Pa" in line)
     if rare or b"Ep" in line or b"Up. " in line or b"l. " in line:  # a single byte is found faster than several
         for short, whole in SHORT:
             line = line.replace(short, whole)
@@ -87,7 +93,7 @@ def with_plain_numbers(line: bytes) -> bytes:
 def _turned(parts: list[bytes], line: bytes) -> bytes:
     """Return a ``line`` of the ``parts`` between commas with each name before its number, if all are the other way."""
     found = [TURNED.match(part.rstrip()) for part in parts]
-    turned = [b"%b: %b" % each.group(3, 2) for each in found if each and each.group(3)]
+    turned = [b"%b: %b" % (OF_ROWS.get(each.group(3), each.group(3)), each.group(2)) for each in found if each and each.group(3)]
     if len(turned) < FEWEST:
         return line
     first = found[0] and found[0].group(1)

@@ -67,15 +67,15 @@ SIGNS: tuple[Sign, ...] = (
         "host_oom critical kernel oom",
         "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
-        "memory, unexpected bus error, due to memory pressure, resource: memory, low on memory",
-        rb"out of memory: killed process|invoked oom-killer|oom_reaper: reaped|constraint=constraint_none",
+        "memory, memory segment, unexpected bus error, due to memory pressure, resource: memory, low on memory",
+        rb"out of memory: killed process|\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer|oom_reaper: reaped|constraint=constraint_none",
         rb"defaultcpuallocator: (?:can't allocate|not enough) memory|cannot allocate memory",
         rb"(?:^|[^\w])memoryerror\b|std::bad_alloc",
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
         rb"killed due to memory pressure",
         rb"\blow on (?:resource: )?memory\b",
-        rb"insufficient shared memory|unexpected bus error encountered in worker",
+        rb"insufficient shared memory|\berror while creating shared memory segment|unexpected bus error encountered in worker",
     ),
     _sign(
         "oom_error critical gpu oom",
@@ -135,7 +135,7 @@ SIGNS: tuple[Sign, ...] = (
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
         "monitoredbarrier, ei0002, ei0006, heartbeat, collective timeout, timeout at, "
-        "barrier timed out",
+        "barrier timed out, for more than",
         rb"watchdog caught collective operation timeout",
         rb"\bdue to (?:a )?collective timeout\b",
         rb"\btimeout at (?:[nh]ccl work|collective)\b",
@@ -145,7 +145,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"timed out waiting [\d.]{1,12} ?ms for",
         rb"timed out after \d{1,9} seconds waiting for clients",
         rb"\b(?:timed out in|failed to pass) monitoredbarrier",
-        rb"rendezvous(?:timeout|connection)error",
+        rb"rendezvoustimeouterror|\bkeep-alive heartbeat",
         rb"\bsocket timeout\b|client socket has timed out|timed out connecting",
         rb"\bei000[26](?:\)?: |\[pid)",
         rb"\bnode: ?\w{1,40} is timed out",
@@ -154,13 +154,14 @@ SIGNS: tuple[Sign, ...] = (
         rb"notify register times out",
         rb"detected no heartbeat|\bdid not (?:get|receive)[^|]{0,24} heartbeat",
         rb"store[^|]{0,40} timed out",
+        rb"\bwaiting for [^|.]{0,60}\bfor more than \d{1,9} seconds",
     ),
     _sign(
         "communication_error high communication communication",
         "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
-        "no route to host, retry count, rendezvousclosed, by watchdog at work, err02, [error] , connect to, [c10d], "
+        "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error] , connect to, [c10d], "
         "sending heartbeats, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
@@ -181,11 +182,11 @@ SIGNS: tuple[Sign, ...] = (
         rb"connection (?:closed|reset|refused) by (?:remote |local )?(?:peer|host)",
         rb"\bconnection refused\b|\bbroken pipe\b|\bdist(?:network|store|backend)error\b",
         CODE % rb"[ij]\d{4}",
-        rb"no route to host|rendezvousclosederror",
+        rb"no route to host|rendezvousc(?:losed|onnection)error",
     ),
     _sign(
         "deadlock high unknown communication",
-        "deadlock, hang, hung, stuck, blocked for more than",
+        "deadlock, hang, hung, stuck, for more than",
         rb"(?:^|[^\w-])(?:deadlock(?:s|ed)?|hangs?|hanging|hung|stuck)(?:$|[^\w=-])",
         rb"task .{1,64} blocked for more than \d{1,9} seconds",
     ),
@@ -229,7 +230,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? error: (?:[^o]|o[^u])",
         rb"\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
-        rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60} (?:error|failed)",
+        rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60}(?:\(.{0,80}\))? (?:error|failed)",
         rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
         rb"couldn't communicate with the nvidia driver",
         CODE % rb"[a-hk-z1-9]\d{4}",
@@ -243,7 +244,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b",
         rb"\*error\* ring \S{1,24} timeout",
-        rb"\b(?:error code|runtime result|failed)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
+        rb"\b(?:error code|runtime result|failed)(?: is)? ?[:=]? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
         "disk_full critical storage",
@@ -276,14 +277,15 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
         rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
-        rb"\breceived \w{1,8} death signal",
+        rb"\breceived [\w.]{1,16} death signal",
     ),
     _sign(
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
         "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
-        "back-off restarting, crashloopbackoff, srun: error, non-zero exit status",
+        "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
+        "has failed",
         rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
         rb"\bsegmentation fault\b|\[\d{1,9}\]:? (?:segfault at|general protection fault)",
@@ -300,6 +302,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
+        rb"\b(?:worker|rank|node|process) \d{1,7} has failed(?:$|\W{1,2}(?:$|[^t]))",
     ),
     _sign(
         "communication_error high communication " + OF_ERROR,
