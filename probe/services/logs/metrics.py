@@ -22,7 +22,7 @@ MOST = 128
 """Largest number of metrics of one line."""
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:\d-] |(?:info|debug) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
-    rb"[^|]{0,32}(?:\||:|step|epoch|batch)"
+    rb"[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 COUNTS = frozenset(
@@ -68,6 +68,8 @@ EPOCH = Expression(
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
+GLUED = Expression(rb"(?:^|[ (\[>])epoch(\d{1,6})(?:$|[ ,;:)\]])")
+"""Epoch at its name: ``start train epoch1``."""
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
 """Count before its name: ``finished 120 iterations``."""
 """Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
@@ -145,6 +147,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         if b"epoch" in low or b"train" in low:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
             _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
+            _counts(GLUED, ("epoch",), low, metrics)
         _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
@@ -393,9 +396,11 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     unit = (stated or b"").decode("ascii", "replace")
     if known := ours(name):
         return _of_rate(known, unit) if known in RATED else known, unit
-    for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
-        if name.endswith(end):
-            return ours(name.removesuffix(end)), unit or of_name
+    if name.startswith("ms/"):
+        return ours(name[1:]), "ms"
+    for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s"), ("_s", "s")):
+        if name.endswith(end) and (known := ours(name.removesuffix(end))) in SECONDS:
+            return known, unit or of_name
     return "", unit
 
 

@@ -23,13 +23,13 @@ WORDS = {
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
-    "global iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, "
+    "global iteration, training iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, "
     "step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
     "batch": "batch, trainbatch",
     "time": "time, seconds, dt, time cost, cost time, time taken",
-    "step_time": "step time, per step time, iter time, iteration time, step avg, train step timing, elapsed step time, "
+    "step_time": "step time, per step time, time this iter, iter time, iteration time, step avg, train step timing, elapsed step time, "
     "batch time, batch cost",
     "epoch_time": "epoch time",
     "validation_time": "val time, validation time, eval time",

@@ -37,6 +37,8 @@ CHANGED = Expression(
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
 ABOUT = Expression(rb"\b(loss|objective function)( for [^.:;=]{1,80}?) is (" + NUMBER + rb")")
 """Sentence about a number: ``objective function for minibatches 40-49 is -3.5``."""
+OF_EPOCH = Expression(rb"(?i)\btime (?:taken )?(?:for|of) (?:1 |one |the )?epoch( \d{1,6})?:? ")
+"""Sentence about the time of an epoch: ``Time taken for 1 epoch: 630 s``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
@@ -77,11 +79,13 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = CHANGED.replace(line, rb"to \1")
     if b" is " in line and b" for " in line:
         line = ABOUT.replace(line, rb"\1: \3\2")
+    if b"ime " in line and b" epoch" in line:
+        line = OF_EPOCH.replace(line, rb"epoch\1 time: ")
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
         line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
-    if b"," in line and (b" loss," in line or b" rate," in line) and len(parts := line.split(b",", 64)) >= FEWEST:
+    if b"," in line and (b" loss," in line or b" rate," in line or b" iter," in line) and len(parts := line.split(b",", 64)) >= FEWEST:
         line = _turned(parts, line)
     rare = b"\xef" in line or (b"'" in line and (b"'s " in line or b"' reached " in line)) or (b"[" in line and b"[Pa" in line)
     if rare or b"Ep" in line or b"Up. " in line or b"l. " in line:  # a single byte is found faster than several

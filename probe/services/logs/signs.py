@@ -222,14 +222,14 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, assertion `, "
-        "illegal memory access, launch failure, misaligned address, _status_, synstatus, initialization failed, "
+        "illegal memory access, launch failure, misaligned address, cuda_error_, _status_, synstatus, initialization failed, "
         "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
         "halted unexpectedly, *error* ring, " + ASCEND,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? error: (?:[^o]|o[^u])",
-        rb"\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
+        rb"\bcuda_error_(?:[a-mo-z]|n[^o]|not_[^r]|no_b)\w{2,40}\b|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
         rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60}(?:\(.{0,80}\))? (?:error|failed)",
         rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
         rb"couldn't communicate with the nvidia driver",
@@ -314,6 +314,11 @@ SIGNS: tuple[Sign, ...] = (
         "error, exception, fatal, critical",
         rb"\[(?:error|critical)\] (?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
         rb"\b(?:[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch)" + FAILED,
+    ),
+    _sign(
+        "process_failed high launcher " + OF_ERROR,
+        "error: ",
+        rb"\b(?:srun|salloc|sbatch|slurm\w{0,8}): error: [^|]{0,160}\b(?:fail(?:ed|ure)?|expired|abort(?:ed|ing)?|lost)\b",
     ),
     _sign(
         "process_failed high launcher " + LAST,
