@@ -39,7 +39,7 @@ WORDS = {
     "steps_per_second": "steps/s, train speed",
     "tflops_per_device": "tflops, tflop/s, tflop/s/device, tflops/device, throughput/device, model tflops/device",
     "memory_used_gb": "mem, mem usage, mem used, mem allocated, allocated mem, gb used",
-    "memory_peak_gb": "peak mem, max mem, max mem allocated, peak mem allocated, mem peak",
+    "memory_peak_gb": "peak mem, peak mem usage, max mem, max mem allocated, peak mem allocated, mem peak",
     "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
     "nan_steps": "number of nan iterations",
@@ -135,7 +135,7 @@ def ours(name: str) -> str:
             counted = known in COUNTERS and plain[-1] != "s"
             if start and known in COUNTERS and words[start - 1] == "episode":
                 return ""
-            return known if counted or not held_out else held_out if known == "loss" else ""
+            return known if counted or held_out in ("", known) else held_out if known == "loss" else ""
         held_out = HELD_OUT.get(word.rstrip("_0123456789"), held_out)
     last = words[-1]
     return last if last.endswith("loss") or last.startswith(("loss/", "loss_")) else ""

@@ -65,22 +65,24 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "host_oom critical kernel oom",
-        "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
+        "killed process, kill process, oom-killer, oom killer, 'oom-kill', oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
-        "memory, memory segment, unexpected bus error, due to memory pressure, resource: memory, low on memory",
-        rb"out of memory: killed process|\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer|oom_reaper: reaped|constraint=constraint_none",
+        "memory, memory segment, bus error, due to memory pressure, resource: memory, low on memory",
+        rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'|\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer|oom_reaper: reaped|constraint=constraint_none",
         rb"defaultcpuallocator: (?:can't allocate|not enough) memory|cannot allocate memory",
         rb"(?:^|[^\w])memoryerror\b|std::bad_alloc",
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
-        rb"killed due to memory pressure",
+        rb"\bkilled\b[^|]{0,160}\bdue to memory pressure",
         rb"\blow on (?:resource: )?memory\b",
-        rb"insufficient shared memory|\berror while creating shared memory segment|unexpected bus error encountered in worker",
+        rb"insufficient shared memory|\berror while creating shared memory segment|unexpected bus error encountered in worker|unexpectedly with bus error",
     ),
     _sign(
         "oom_error critical gpu oom",
-        "oom, out of memory, outofmemory, out_of_memory, resource_exhausted, memory not enough, alloc_failed, el0004",
-        rb"\bout of memory\b|outofmemory(?:error)?\b|cuda_error_out_of_memory|\bmemory not enough\b",
+        "oom, out of memory, outofmemory, out_of_memory, resource_exhausted, memory not enough, memory isn't enough, no available memory, "
+        "alloc_failed, el0004",
+        rb"\bout of memory\b|outofmemory(?:error)?\b|cuda_error_out_of_memory|\bmemory (?:is)?n[o']t enough\b|"
+        rb"\bno available memory for\b",
         rb"\bresource_exhausted: |cublas_status_alloc_failed|\bel0004\)?:",
         rb"(?:^|[^\w-])oom(?:$|[^\w=-])",
     ),
@@ -135,7 +137,7 @@ SIGNS: tuple[Sign, ...] = (
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
         "monitoredbarrier, ei0002, ei0006, heartbeat, collective timeout, timeout at, "
-        "barrier timed out, for more than",
+        "barrier timed out, for more than, connect timeout, connection timeout, wait timeout",
         rb"watchdog caught collective operation timeout",
         rb"\bdue to (?:a )?collective timeout\b",
         rb"\btimeout at (?:[nh]ccl work|collective)\b",
@@ -154,6 +156,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"notify register times out",
         rb"detected no heartbeat|\bdid not (?:get|receive)[^|]{0,24} heartbeat",
         rb"store[^|]{0,40} timed out",
+        rb"\b(?:connect(?:ion)?|wait) timeout(?:$|[.!,:]| after | \[)",
         rb"\bwaiting for [^|.]{0,60}\bfor more than \d{1,9} seconds",
     ),
     _sign(
@@ -162,11 +165,11 @@ SIGNS: tuple[Sign, ...] = (
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error] , connect to, [c10d], "
-        "sending heartbeats, " + ASCEND,
+        "sending heartbeats, address already in use, definitely down, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
-        rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated)",
+        rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated|no socket interface)",
         rb"\[(?:error|critical)\] (?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats",
         rb"\[c10d\][^|]{0,120}\bfailed\b",
@@ -182,13 +185,15 @@ SIGNS: tuple[Sign, ...] = (
         rb"connection (?:closed|reset|refused) by (?:remote |local )?(?:peer|host)",
         rb"\bconnection refused\b|\bbroken pipe\b|\bdist(?:network|store|backend)error\b",
         CODE % rb"[ij]\d{4}",
-        rb"no route to host|rendezvousc(?:losed|onnection)error",
+        rb"no route to host|rendezvousc(?:losed|onnection)error|\blink status definitely down\b",
+        rb"(?:\berrno\b[^|]{0,12}|: )\baddress already in use\b",
     ),
     _sign(
         "deadlock high unknown communication",
-        "deadlock, hang, hung, stuck, for more than",
+        "deadlock, hang, hung, stuck, for more than, detected stall, hard lockup",
         rb"(?:^|[^\w-])(?:deadlock(?:s|ed)?|hangs?|hanging|hung|stuck)(?:$|[^\w=-])",
         rb"task .{1,64} blocked for more than \d{1,9} seconds",
+        rb"\bdetected stalls? on\b|\bhard lockup\b",
     ),
     _sign(
         "gpu_xid high kernel device",
@@ -198,13 +203,13 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_lost critical gpu device",
         "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
-        "marked for reset, device inaccessible",
+        "marked for reset, device inaccessible, pciehp",
         rb"\b(?:[gn]pu|device|chip)\b[^|]{0,60}\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
         rb"unable to determine the device handle for gpu",
         rb"\brm_?init_?adapter failed",
-        rb"\bgpu marked for reset\b",
+        rb"\bgpu marked for reset\b|\bpciehp: [^|]{0,24}\blink down\b",
         rb"\bpower state\b[^|]{0,40}\bdevice inaccessible\b",
         rb"\b(?:aer: (?:multiple )?|severity=)uncorrect(?:ed|able) \(fatal\)",
     ),
@@ -222,14 +227,14 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, assertion `, "
-        "illegal memory access, launch failure, misaligned address, cuda_error_, _status_, synstatus, initialization failed, "
+        "illegal memory access, launch failure, misaligned address, cuda_error_, error from cuda, device error, inner error, _status_, synstatus, initialization failed, "
         "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
         "halted unexpectedly, *error* ring, " + ASCEND,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? error: (?:[^o]|o[^u])",
-        rb"\bcuda_error_(?:[a-mo-z]|n[^o]|not_[^r]|no_b)\w{2,40}\b|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
+        rb"\bcuda_error_(?:[a-mo-z]|n[^o]|not_[^r]|no_b)\w{2,40}\b|\bhsa_status_error_\w{3,40}|\bunexpected error from cuda|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
         rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60}(?:\(.{0,80}\))? (?:error|failed)",
         rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
         rb"couldn't communicate with the nvidia driver",
@@ -237,7 +242,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
         rb"\b(?:memory access fault|hw exception) by gpu\b",
         rb"\bsynstatus[ =:]{1,3}[1-9]",
-        rb"\blaunch kernel failed\b",
+        rb"\blaunch kernel failed\b|\bdevice error: |\binner error is reported\b",
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
         rb"\bkernel (?:task )?happen error\b",
@@ -270,10 +275,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, due to time limit, due to preemption, preempted, got signal, caught signal, received signal, "
+        "cancelled at, due to time limit, due to preemption, preempted, forcing job, got signal, caught signal, received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b",
-        rb"due to (?:time limit|preemption)",
+        rb"due to (?:time limit|preemption)|\bforcing job termination\b|\bpreempted by\b",
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
         rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
@@ -285,7 +290,8 @@ SIGNS: tuple[Sign, ...] = (
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
         "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
-        "has failed",
+        "has failed, oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
+        "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
         rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
         rb"\bsegmentation fault\b|\[\d{1,9}\]:? (?:segfault at|general protection fault)",
@@ -293,7 +299,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\(core dumped\)",
         rb"\breceived signal \d{1,3}\b|died with <signals",
         rb"exits with return code = -?[1-9]",
-        rb"(?:exited|failed) with (?:exit )?code -?[1-9]",
+        rb"(?:exited|failed|terminated) with (?:exit )?code -?[1-9]",
         rb"\bencountered a fatal error\b",
         rb"process \d{1,9} (?:terminated with (?:signal|exit code)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
@@ -303,6 +309,10 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
         rb"\b(?:worker|rank|node|process) \d{1,7} has failed(?:$|\W{1,2}(?:$|[^t]))",
+        rb"\boci runtime \w{1,12} failed\b|\bfailed to (?:create|start) (?:\w{1,16} ){0,2}(?:container|pod|task)\b",
+        rb"\bthat the job aborted\b|\bmpi_abort was invoked\b|\bbad termination of one\b|\bprimary job {1,4}terminated\b",
+        rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc)\(\): |\bcorrupted size vs",
+        rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b",
     ),
     _sign(
         "communication_error high communication " + OF_ERROR,
