@@ -213,7 +213,8 @@ def _may_have_fields(low: bytes) -> bool:
         b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
-        or b"batch" in low or b"tok" in low or b"obj" in low or b"learn" in low or b"peak" in low or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
+        or b"batch" in low or b"tok" in low or b"obj" in low or b"learn" in low or b"peak" in low
+        or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
     )  # fmt: skip
 
 

@@ -12,25 +12,24 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total, cost, learn, "
-    "cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
+    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total, cost, "
+    "learn, cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "objective": "objf, objective function",
     "learning_rate": "learning rate, optim0 lr0",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, "
-    "grad",
+    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
-    "global iteration, training iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, "
-    "step i, it, cur iter, cur step, current iter, current iteration",
+    "global iteration, training iteration, num updates, train num updates, updates, n updates, current steps, "
+    "current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
     "batch": "batch, trainbatch",
     "time": "time, seconds, dt, time cost, cost time, time taken",
-    "step_time": "step time, per step time, time this iter, iter time, iteration time, step avg, train step timing, elapsed step time, "
-    "batch time, batch cost",
+    "step_time": "step time, per step time, time this iter, iter time, iteration time, step avg, train step timing, "
+    "elapsed step time, batch time, batch cost",
     "epoch_time": "epoch time",
     "validation_time": "val time, validation time, eval time",
     "throughput": "throughput, samples/s, ips, throughput/samples/s",
@@ -128,13 +127,12 @@ def ours(name: str) -> str:
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):
-            if start and known == "time" and words[start - 1] in WHOLE:
+            before = words[start - 1] if start else ""
+            if (known == "time" and before in WHOLE) or (known in COUNTERS and before == "episode"):
                 return ""
-            if start and known == "loss" and words[start - 1] in PARTS:
-                return f"{words[start - 1]}_loss"
+            if known == "loss" and before in PARTS:
+                return f"{before}_loss"
             counted = known in COUNTERS and plain[-1] != "s"
-            if start and known in COUNTERS and words[start - 1] == "episode":
-                return ""
             return known if counted or held_out in ("", known) else held_out if known == "loss" else ""
         held_out = HELD_OUT.get(word.rstrip("_0123456789"), held_out)
     last = words[-1]
@@ -157,12 +155,12 @@ def named(name: str) -> str:
         return named(name.rpartition(" ")[0])
     if first == "loss":  # the other way round
         return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")
-    known = named(rest) if first in QUALIFIERS or first in HELD_OUT or first in SCOPES else ""
+    qualified = first in QUALIFIERS
+    known = named(rest) if qualified or first in HELD_OUT or first in SCOPES else ""
     if first in HELD_OUT:
         return HELD_OUT[first] if known in ("loss", HELD_OUT[first]) else ""
-    if first not in QUALIFIERS and known not in OF_SCOPES:
-        return ""
-    return "" if known in COUNTERS or known == "time" else known
+    changed = known in COUNTERS or known == "time" or not (qualified or known in OF_SCOPES)
+    return "" if changed else known
 
 
 def _of_scope(scope: str, name: str) -> str:

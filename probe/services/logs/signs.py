@@ -65,21 +65,26 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "host_oom critical kernel oom",
-        "killed process, kill process, oom-killer, oom killer, 'oom-kill', oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
+        "killed process, kill process, oom-killer, oom killer, 'oom-kill', oom_reaper, constraint_none, "
+        "defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
         "memory, memory segment, bus error, due to memory pressure, resource: memory, low on memory",
-        rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'|\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer|oom_reaper: reaped|constraint=constraint_none",
+        rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'",
+        rb"\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer",
+        rb"oom_reaper: reaped|constraint=constraint_none",
         rb"defaultcpuallocator: (?:can't allocate|not enough) memory|cannot allocate memory",
         rb"(?:^|[^\w])memoryerror\b|std::bad_alloc",
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
         rb"\bkilled\b[^|]{0,160}\bdue to memory pressure",
         rb"\blow on (?:resource: )?memory\b",
-        rb"insufficient shared memory|\berror while creating shared memory segment|unexpected bus error encountered in worker|unexpectedly with bus error",
+        rb"insufficient shared memory|\berror while creating shared memory segment",
+        rb"unexpected bus error encountered in worker|unexpectedly with bus error",
     ),
     _sign(
         "oom_error critical gpu oom",
-        "oom, out of memory, outofmemory, out_of_memory, resource_exhausted, memory not enough, memory isn't enough, no available memory, "
+        "oom, out of memory, outofmemory, out_of_memory, resource_exhausted, memory not enough, memory isn't "
+        "enough, no available memory, "
         "alloc_failed, el0004",
         rb"\bout of memory\b|outofmemory(?:error)?\b|cuda_error_out_of_memory|\bmemory (?:is)?n[o']t enough\b|"
         rb"\bno available memory for\b",
@@ -164,13 +169,14 @@ SIGNS: tuple[Sign, ...] = (
         "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
-        "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error] , connect to, [c10d], "
+        "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
         "sending heartbeats, address already in use, definitely down, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
-        rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated|no socket interface)",
-        rb"\[(?:error|critical)\] (?:hcc[lp]|hcom|distributed)\(",
+        rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated",
+        rb"no socket interface)",
+        rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats",
         rb"\[c10d\][^|]{0,120}\bfailed\b",
         rb"\bfailed to \w[^|]{0,80}\bhccl",
@@ -227,14 +233,17 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, assertion `, "
-        "illegal memory access, launch failure, misaligned address, cuda_error_, error from cuda, device error, inner error, _status_, synstatus, initialization failed, "
+        "illegal memory access, launch failure, misaligned address, cuda_error_, error from cuda, cuda failure, "
+        "cudaerror, error from device, device error, inner error, _status_, synstatus, initialization failed, "
         "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
         "halted unexpectedly, *error* ring, " + ASCEND,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
-        rb"\b(?:cuda|hip)(?: driver)? error: (?:[^o]|o[^u])",
-        rb"\bcuda_error_(?:[a-mo-z]|n[^o]|not_[^r]|no_b)\w{2,40}\b|\bhsa_status_error_\w{3,40}|\bunexpected error from cuda|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
+        rb"\b(?:cuda|hip)(?: driver)? (?:error: (?:[^o]|o[^u])|(?:error|failure) (?:\d{2,4}|[13-9])\b)",
+        rb"\bcudaerror(?:[a-lo-z]|m[^e]|no[^t])[a-z]{3,40}\b|\be[a-hk-z1-9]\d{4} the error from device\(",
+        rb"\bcuda_error_(?:[a-mo-z]|n[^o]|not_[^r]|no_b)\w{2,40}\b|\bhsa_status_error_\w{3,40}",
+        rb"\bunexpected error from cuda|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, alloc_failed
         rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60}(?:\(.{0,80}\))? (?:error|failed)",
         rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
         rb"couldn't communicate with the nvidia driver",
@@ -275,7 +284,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, due to time limit, due to preemption, preempted, forcing job, got signal, caught signal, received signal, "
+        "cancelled at, due to time limit, due to preemption, preempted, forcing job, got signal, caught signal, "
+        "received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b",
         rb"due to (?:time limit|preemption)|\bforcing job termination\b|\bpreempted by\b",
@@ -310,7 +320,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
         rb"\b(?:worker|rank|node|process) \d{1,7} has failed(?:$|\W{1,2}(?:$|[^t]))",
         rb"\boci runtime \w{1,12} failed\b|\bfailed to (?:create|start) (?:\w{1,16} ){0,2}(?:container|pod|task)\b",
-        rb"\bthat the job aborted\b|\bmpi_abort was invoked\b|\bbad termination of one\b|\bprimary job {1,4}terminated\b",
+        rb"\bthat the job aborted\b|\bmpi_abort was invoked\b|\bbad termination of one\b",
+        rb"\bprimary job {1,4}terminated\b",
         rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc)\(\): |\bcorrupted size vs",
         rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b",
     ),
@@ -322,13 +333,14 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error high gpu " + OF_ERROR,
         "error, exception, fatal, critical",
-        rb"\[(?:error|critical)\] (?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
-        rb"\b(?:[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch)" + FAILED,
+        rb"\[(?:error|critical)\] ?(?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
+        rb"\b(?:[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream)"
+        + FAILED,
     ),
     _sign(
         "process_failed high launcher " + OF_ERROR,
         "error: ",
-        rb"\b(?:srun|salloc|sbatch|slurm\w{0,8}): error: [^|]{0,160}\b(?:fail(?:ed|ure)?|expired|abort(?:ed|ing)?|lost)\b",
+        rb"\b(?:srun|salloc|sbatch|slurm\w{0,8}): error: [^|]{0,160}\b(?:fail(?:ed|ure)?|expired|aborted|lost)\b",
     ),
     _sign(
         "process_failed high launcher " + LAST,
