@@ -14,13 +14,13 @@ from typing import Any
 from probe.services.logs.expressions import Expression
 from probe.services.logs.metrics import TOTALS, Metrics
 from probe.services.logs.names import COUNTERS, OTHERWISE
-from probe.services.logs.signs import FACTS, LAST, OF_ERROR, SIGNS, Sign
+from probe.services.logs.signs import BEGINS, FACTS, LAST, OF_ERROR, SIGNS, Sign
 from probe.services.logs.tables import Columns, columns_of, row_of
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
 NEGATED = Expression(
     rb"\b(?:no|not|without|never|non|avoid(?:s|ing|ed)?|prevent(?:s|ing|ed)?|to (?:detect|catch|check)|check(?:s|ing)?|"
-    rb"protect(?:s|ed|ing)? (?:from|against)|in case of|if)\b[^.;|!]{0,40}$|\bfrom ?$|"
+    rb"protect(?:s|ed|ing)? (?:from|against)|in case of|if|when|whether|once|until|unless)\b[^.;|!]{0,40}$|\bfrom ?$|"
     rb"\b(?:best|threshold|limit|clip\w{0,4}|improved|decreased)\b[^.;|!]{0,16}$"
 )
 """Words before a phrase that deny it: ``to avoid deadlocks``, ``no NaN in the loss``, ``best loss: inf``."""
@@ -92,7 +92,9 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
         sign = SIGNS[index]
         if sign.group in groups or sign.kind in groups:
             continue
-        if (found and sign.group in (LAST, OF_ERROR)) or (sign.group == OF_ERROR and not error):
+        if sign.group in (LAST, OF_ERROR) and found:
+            continue
+        if sign.group == OF_ERROR and not error and BEGINS.search(low) is None:
             continue
         if sign.kind == "device_error" and "oom" in groups:  # which explains it
             continue
@@ -107,8 +109,8 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
 
 def _undenied(sign: Sign, low: bytes) -> Any:
     """Return the first match of the phrases of ``sign`` that the words around it do not deny, or None."""
-    match, tried = sign.phrases.search(low), 1
-    while match is not None and _denied(low, match.start(match.lastindex or 0), match.end(), sign.kind in FACTS):
+    match, tried, whole = sign.phrases.search(low), 1, sign.kind in FACTS and sign.group not in (LAST, OF_ERROR)
+    while match is not None and _denied(low, match.start(match.lastindex or 0), match.end(), whole):
         match = sign.phrases.search(low, match.end()) if tried < MOST_MATCHES else None
         tried += 1
     return match

@@ -42,10 +42,20 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
     )
 
 
-FAILED = rb"\b[^|]{0,160}\b(?:fail(?:ed|ure)?|error|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|time[sd]? out)\b"
+BROKEN = rb"(?:fail(?:ed|ure)?|error|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|time[sd]? ?out|killed|died|expired)\b"
+FAILED = rb"\b[^|]{0,160}\b" + BROKEN
+LINKS = rb"[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous"
+DEVICES = rb"[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|nvlink"
+PROCESSES = rb"process|worker|container|pod|job|task|node|replica|subprocess|actor|trainer|launcher|srun|salloc"
+"""Parts of a system, of which an error that no other phrase knows is told by words such as ``failed``."""
 LAST, OF_ERROR = "last", "error"
 """Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
-ERROR that anything about a device or about communication has."""
+ERROR, or that begin as one, that anything about a part of the system has."""
+BEGINS = Expression(
+    rb"(?:^|[\]):-] )\W{0,4}(?:fail(?:ed|ure) (?:to|in|on|at)|(?:fatal )?error:|fatal:|unable to|could not|exception in) "
+)
+"""Begin of a message about an error, in a line without a level."""
+ERRORS = "error, exception, fatal, critical, failed to, failure, unable to, could not"
 FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
 ASCEND = ", ".join(FAMILIES)
 """Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
@@ -327,26 +337,29 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication " + OF_ERROR,
-        "error, exception, fatal, critical",
-        rb"\b(?:[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service)" + FAILED,
+        ERRORS,
+        rb"\b(?:" + LINKS + rb")" + FAILED,
+        rb"\bfailed to \w[^|]{0,60}\b(?:" + LINKS + rb")\b",
     ),
     _sign(
         "device_error high gpu " + OF_ERROR,
-        "error, exception, fatal, critical",
+        ERRORS,
         rb"\[(?:error|critical)\] ?(?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
-        rb"\b(?:[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream)"
-        + FAILED,
+        rb"\b(?:" + DEVICES + rb")" + FAILED,
     ),
     _sign(
         "process_failed high launcher " + OF_ERROR,
-        "error: ",
-        rb"\b(?:srun|salloc|sbatch|slurm\w{0,8}): error: [^|]{0,160}\b(?:fail(?:ed|ure)?|expired|aborted|lost)\b",
+        ERRORS,
+        rb"\b(?:" + PROCESSES + rb")" + FAILED,
+        rb"\bfailed to (?:create|start|launch|spawn|run) [^|]{0,40}\b(?:" + PROCESSES + rb")\b",
     ),
     _sign(
         "process_failed high launcher " + LAST,
-        "terminate called, fatal python error, : line ",
+        "terminate called, fatal python error, : line , has failed, has died, has crashed, was killed, failed with",
         rb"\bterminate called after throwing\b",
         rb"\bfatal python error: ",
+        rb"\b(?:" + PROCESSES + rb")(?:[ :#-]\S{1,24})? (?:has |was |is |had |been ){0,2}(?:failed|killed|crashed|died)"
+        rb"(?:$|\W{1,2}(?:$|[^t ]))",
         rb": line \d{1,6}: {1,4}\d{1,9} (?:killed|aborted|terminated|segmentation fault|bus error)",
     ),
 )
