@@ -35,7 +35,7 @@ CHANGED = Expression(
     rb"\bfrom " + NUMBER.join((rb"(?:", rb")")) + rb" {0,2}(?:to|-{1,2}>|=>|\xe2\x86\x92) {0,2}(" + NUMBER + rb")"
 )
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
-ABOUT = Expression(rb"\b(loss|objective function)( for [^.:;=]{1,80}?) is (" + NUMBER + rb")")
+ABOUT = Expression(rb"\b(loss|objective function)( (?:for|at) [^.:;=]{1,80}?) (?:is|-) (" + NUMBER + rb")")
 """Sentence about a number: ``objective function for minibatches 40-49 is -3.5``."""
 OF_EPOCH = Expression(
     rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?epoch( \d{1,6})?(?: is)?|epoch( \d{1,6})? took):? "
@@ -84,7 +84,7 @@ def _ordered(line: bytes) -> bytes:
     """Return a line in which each name stands before its number, with a sign between them, and is written out."""
     if b"from " in line:
         line = CHANGED.replace(line, rb"to \1")
-    if b" is " in line and b" for " in line:
+    if (b" is " in line and b" for " in line) or (b" - " in line and b" at " in line):
         line = ABOUT.replace(line, rb"\1: \3\2")
     if b"poch" in line and (b"ime " in line or b" took" in line):
         line = OF_EPOCH.replace(line, rb"epoch\1\2 time: ")

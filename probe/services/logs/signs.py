@@ -42,17 +42,29 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
     )
 
 
-BROKEN = rb"(?:fail(?:ed|ure)?|error|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|time[sd]? ?out|killed|died|expired)\b"
+BROKEN = (
+    rb"(?:fail(?:ed|ures?)?|errors?|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|time[sd]? ?out|killed|died|expired|"
+    rb"exception|exceeded|unreachable|unresponsive|not responding|refused|disconnected|hung)\b"
+)
 FAILED = rb"\b[^|]{0,160}\b" + BROKEN
-LINKS = rb"[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous"
-DEVICES = rb"[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|nvlink"
+LINKS = (
+    rb"[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|all_?reduce|"
+    rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket"
+)
+DEVICES = rb"[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|nvlink|"
+DEVICES += (
+    rb"habana\w{0,4}|hpu|synapse|dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}|nvrm|accelerator|graph compil\w{1,5}"
+)
+DRIVERS = rb"nvrm|amdgpu|habanalabs"
+"""Modules of the kernel whose messages state no level."""
 PROCESSES = rb"process|worker|container|pod|job|task|node|replica|subprocess|actor|trainer|launcher|srun|salloc"
 """Parts of a system, of which an error that no other phrase knows is told by words such as ``failed``."""
 LAST, OF_ERROR = "last", "error"
 """Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
 ERROR, or that begin as one, that anything about a part of the system has."""
 BEGINS = Expression(
-    rb"(?:^|[\]):-] )\W{0,4}(?:fail(?:ed|ure) (?:to|in|on|at)|(?:fatal )?error:|fatal:|unable to|could not|exception in) "
+    rb"(?:^|[\]):-] )\W{0,4}(?:fail(?:ed|ure) (?:to|in|on|at)|(?:fatal )?error:|fatal:|unable to|could not|exception in|"
+    rb"(?:\w{1,24} )?exception raised) "
 )
 """Begin of a message about an error, in a line without a level."""
 ERRORS = "error, exception, fatal, critical, failed to, failure, unable to, could not"
@@ -247,7 +259,7 @@ SIGNS: tuple[Sign, ...] = (
         "cudaerror, error from device, device error, inner error, _status_, synstatus, initialization failed, "
         "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
-        "halted unexpectedly, *error* ring, " + ASCEND,
+        "halted unexpectedly, amdgpu, nvrm: , habanalabs, " + ASCEND,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? (?:error: (?:[^o]|o[^u])|(?:error|failure) (?:\d{2,4}|[13-9])\b)",
@@ -267,7 +279,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bkernel (?:task )?happen error\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b",
-        rb"\*error\* ring \S{1,24} timeout",
+        rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive)\b",
         rb"\b(?:error code|runtime result|failed)(?: is)? ?[:=]? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
@@ -321,7 +333,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"exits with return code = -?[1-9]",
         rb"(?:exited|failed|terminated) with (?:exit )?code -?[1-9]",
         rb"\bencountered a fatal error\b",
-        rb"process \d{1,9} (?:terminated with (?:signal|exit code)|exit(?:s|ed)? with exception)",
+        rb"process \d{1,9} (?:terminated with (?:signal|exit code|the following error)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
         rb"\breturned non-zero exit status [1-9]",
         rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
@@ -339,7 +351,7 @@ SIGNS: tuple[Sign, ...] = (
         "communication_error high communication " + OF_ERROR,
         ERRORS,
         rb"\b(?:" + LINKS + rb")" + FAILED,
-        rb"\bfailed to \w[^|]{0,60}\b(?:" + LINKS + rb")\b",
+        rb"\b(?:fail(?:ed|ure) to|errors?|unable to|could not) \w[^|]{0,60}\b(?:" + LINKS + rb")\b",
     ),
     _sign(
         "device_error high gpu " + OF_ERROR,
@@ -355,10 +367,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "process_failed high launcher " + LAST,
-        "terminate called, fatal python error, : line , has failed, has died, has crashed, was killed, failed with",
+        "terminate called, fatal python error, : line ,  failed, has died, has crashed, was killed",
         rb"\bterminate called after throwing\b",
         rb"\bfatal python error: ",
-        rb"\b(?:" + PROCESSES + rb")(?:[ :#-]\S{1,24})? (?:has |was |is |had |been ){0,2}(?:failed|killed|crashed|died)"
+        rb"\b(?:" + PROCESSES + rb")(?:[ :#-]\S{1,48})? (?:has |was |is |had |been ){0,2}(?:failed|killed|crashed|died)"
         rb"(?:$|\W{1,2}(?:$|[^t ]))",
         rb": line \d{1,6}: {1,4}\d{1,9} (?:killed|aborted|terminated|segmentation fault|bus error)",
     ),
