@@ -63,7 +63,7 @@ ENTRY = Expression(
 )
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
-    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
+    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?\s{0,4}(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
     rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[( ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""

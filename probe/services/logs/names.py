@@ -12,8 +12,8 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, cost, "
-    "learn, cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
+    "loss": "loss, lm loss, tot loss, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
+    "cost, learn, cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "objective": "objf, objective function",
     "learning_rate": "learning rate, optim0 lr0",
     "accuracy": "accuracy, acc",

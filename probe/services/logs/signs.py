@@ -43,8 +43,8 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
 
 
 BROKEN = (
-    rb"(?:fail(?:ed|ures?)?|errors?|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|time[sd]? ?out|killed|died|expired|"
-    rb"exception|exceeded|unreachable|unresponsive|not responding|refused|disconnected|hung)\b"
+    rb"(?:fail(?:ed|ures?)?|errors?|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|time[sd]? ?out|killed|died|"
+    rb"expired|exception|exceeded|unreachable|unresponsive|not responding|refused|disconnected|hung)\b"
 )
 FAILED = rb"\b[^|]{0,160}\b" + BROKEN
 LINKS = (
@@ -63,8 +63,8 @@ LAST, OF_ERROR = "last", "error"
 """Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
 ERROR, or that begin as one, that anything about a part of the system has."""
 BEGINS = Expression(
-    rb"(?:^|[\]):-] )\W{0,4}(?:fail(?:ed|ure) (?:to|in|on|at)|(?:fatal )?error:|fatal:|unable to|could not|exception in|"
-    rb"(?:\w{1,24} )?exception raised) "
+    rb"(?:^|[\]):-] )\W{0,4}(?:fail(?:ed|ure) (?:to|in|on|at)|(?:fatal )?error:|fatal:|unable to|could not|"
+    rb"exception in|(?:\w{1,24} )?exception raised) "
 )
 """Begin of a message about an error, in a line without a level."""
 ERRORS = "error, exception, fatal, critical, failed to, failure, unable to, could not"
@@ -90,7 +90,7 @@ SIGNS: tuple[Sign, ...] = (
         "killed process, kill process, oom-killer, oom killer, 'oom-kill', oom_reaper, constraint_none, "
         "defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
-        "memory, memory segment, bus error, due to memory pressure, resource: memory, low on memory",
+        "memory, memory segment, bus error, due to memory pressure, resource: memory, low on memory, [memorypressure]",
         rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'",
         rb"\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer",
         rb"oom_reaper: reaped|constraint=constraint_none",
@@ -99,7 +99,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
         rb"\bkilled\b[^|]{0,160}\bdue to memory pressure",
-        rb"\blow on (?:resource: )?memory\b",
+        rb"\blow on (?:resource: )?memory\b|\bhad condition: \[memorypressure\]",
         rb"insufficient shared memory|\berror while creating shared memory segment",
         rb"unexpected bus error encountered in worker|unexpectedly with bus error",
     ),
@@ -174,7 +174,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"timed out waiting [\d.]{1,12} ?ms for",
         rb"timed out after \d{1,9} seconds waiting for clients",
         rb"\b(?:timed out in|failed to pass) monitoredbarrier",
-        rb"rendezvoustimeouterror|\bkeep-alive heartbeat",
+        rb"rendezvoustimeouterror|\bfailed to send a keep-alive heartbeat",
         rb"\bsocket timeout\b|client socket has timed out|timed out connecting",
         rb"\bei000[26](?:\)?: |\[pid)",
         rb"\bnode: ?\w{1,40} is timed out",
@@ -259,7 +259,8 @@ SIGNS: tuple[Sign, ...] = (
         "cudaerror, error from device, device error, inner error, _status_, synstatus, initialization failed, "
         "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
-        "halted unexpectedly, amdgpu, nvrm: , habanalabs, " + ASCEND,
+        "halted unexpectedly, amdgpu, nvrm: , habanalabs, "
+        "device recovery, " + ASCEND,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? (?:error: (?:[^o]|o[^u])|(?:error|failure) (?:\d{2,4}|[13-9])\b)",
@@ -278,7 +279,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
         rb"\bkernel (?:task )?happen error\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
-        rb"\bgpu reset begin\b",
+        rb"\bgpu reset begin\b|\bdevice recovery failed\b",
         rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive)\b",
         rb"\b(?:error code|runtime result|failed)(?: is)? ?[:=]? ?(?:[125]07|[135]61)\d{3}\b",
     ),
