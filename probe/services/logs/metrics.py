@@ -113,6 +113,8 @@ BAR = Expression(
 """State of a progress bar of tqdm."""
 LOGGED_BAR = Expression(rb" (\d{1,9})it/(?:(\d{1,9})|[\d.]{1,9}[kMGT])it ")
 """State of a bar that is written to a log: ``Progress on:train 120it/10.0kit rate:1.2it/s``."""
+OPEN_BAR = Expression(rb"(?:^|[ |])(\d{1,9})it \[\d")
+"""State of a bar without a total: ``3663it [44:35, 1.85it/s``."""
 SAMPLES = Expression(rb"([\d.]{1,16}) samples/s/p\b")
 OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
@@ -177,6 +179,8 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     if ("loss" in metrics or "objective" in metrics) and "step" not in metrics and "batch" not in metrics:
         for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, ROUND):
             _counts(expression, ("step", "total_steps"), line, metrics)
+        if b"it [" in line:
+            _counts(OPEN_BAR, ("batch" if "epoch" in metrics else "step",), line, metrics)
         if "total_epochs" not in metrics:
             _counts(WHOLE, ("step", "total_steps"), re.split(b"loss|obj", low, maxsplit=1)[0], metrics)
     elif not metrics and b"|" in line and (found := ROW.search(line)):

@@ -131,7 +131,7 @@ SIGNS: tuple[Sign, ...] = (
         NOT_FINITE,
         rb"\bno[nt][ -]?finite",
         rb"\binvalid loss, terminating training\b",
-        needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es)?(?:$|[^\w])",
+        needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es|tensor)?(?:$|[^\w])",
     ),
     _sign(
         "nan_gradient medium training nan",
@@ -192,7 +192,7 @@ SIGNS: tuple[Sign, ...] = (
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
-        "sending heartbeats, address already in use, definitely down, " + ASCEND,
+        "sending heartbeats, disconnected, address already in use, definitely down, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
@@ -213,6 +213,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"connection (?:closed|reset|refused) by (?:remote |local )?(?:peer|host)",
         rb"\bconnection refused\b|\bbroken pipe\b|\bdist(?:network|store|backend)error\b",
         CODE % rb"[ij]\d{4}",
+        rb"\bpeer\b[^|.]{0,40}\bdisconnected\b",
         rb"no route to host|rendezvousc(?:losed|onnection)error|\blink status definitely down\b",
         rb"(?:\berrno\b[^|]{0,12}|: )\baddress already in use\b",
     ),
@@ -323,6 +324,7 @@ SIGNS: tuple[Sign, ...] = (
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
         "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
+        "non-zero status, been shut down, "
         "has failed, oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
         "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
         rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
@@ -336,7 +338,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bencountered a fatal error\b",
         rb"process \d{1,9} (?:terminated with (?:signal|exit code|the following error)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
-        rb"\breturned non-zero exit status [1-9]",
+        rb"\breturned non-zero exit status [1-9]|\bexited with non-zero (?:exit )?(?:status|code)\b",
+        rb"\bhas been shut down\. this (?:was|has been) caused by an exception\b",
         rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
