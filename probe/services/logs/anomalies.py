@@ -51,6 +51,8 @@ AFTER = Expression(
     rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|0(?:[.]0{1,6})?|[:=] ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""
+OFF = Expression(rb"^.?[\"']? ?[:=] ?(?:0|false|no|none|null|off)\b")
+"""Words after a phrase that make it a state that does not hold: ``"OOMKilled": false``."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
 CODED = Expression(rb"\b(e[a-z]\d{4}|e\d{5}|err\d{5})\b")
 """Code of CANN or of torch_npu."""
@@ -128,7 +130,11 @@ def _denied(low: bytes, start: int, end: int, whole: bool) -> bool:
     before = low[max(0, start - AROUND) : start + 1]
     begins = [found.start() for found in SENTENCE.finditer(before)]
     sentence = before[begins[-1] :] if begins else before
-    if ADVICE.search(sentence[:-1]) is not None or OPTIONAL.search(low, start, end + AROUND) is not None:
+    if (
+        ADVICE.search(sentence[:-1]) is not None
+        or OPTIONAL.search(low, start, end + AROUND) is not None
+        or OFF.match(low[end - 1 : end + 16]) is not None
+    ):
         return True
     if whole:
         return False

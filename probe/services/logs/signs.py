@@ -192,14 +192,14 @@ SIGNS: tuple[Sign, ...] = (
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
-        "sending heartbeats, disconnected, address already in use, definitely down, " + ASCEND,
+        "got completion, sending heartbeats, disconnected, address already in use, definitely down, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
         rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated",
         rb"no socket interface)",
         rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
-        rb"\bstopped sending heartbeats",
+        rb"\bstopped sending heartbeats|\bgot completion from peer\b[^|]{0,64} with (?:error|status)",
         rb"\[c10d\][^|]{0,120}\bfailed\b",
         rb"\bfailed to \w[^|]{0,80}\bhccl",
         rb"\btransport retry count(?:er)? exceeded\b",
@@ -327,7 +327,7 @@ SIGNS: tuple[Sign, ...] = (
         "non-zero status, been shut down, "
         "has failed, oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
         "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
-        rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
+        rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode\"? {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
         rb"\bsegmentation fault\b|\[\d{1,9}\]:? (?:segfault at|general protection fault)",
         rb"\bdataloader worker \(pid[^|]{0,80} (?:exited unexpectedly|is killed by signal: [^kb])",
