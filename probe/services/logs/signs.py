@@ -57,7 +57,8 @@ DEVICES += (
 )
 DRIVERS = rb"nvrm|amdgpu|habanalabs"
 """Modules of the kernel whose messages state no level."""
-PROCESSES = rb"process|worker|container|pod|job|task|node|replica|subprocess|actor|trainer|launcher|srun|salloc"
+PROCESSES = rb"process|worker(?:proc)?|engine ?core|agent|container|pod|job|task|node|replica|subprocess|actor|trainer|"
+PROCESSES += rb"launcher|srun|salloc"
 """Parts of a system, of which an error that no other phrase knows is told by words such as ``failed``."""
 LAST, OF_ERROR = "last", "error"
 """Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
@@ -325,6 +326,7 @@ SIGNS: tuple[Sign, ...] = (
         "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
         "non-zero status, been shut down, "
+        "failure of node, "
         "has failed, oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
         "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
         rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode\"? {0,4}: -?[1-9]\d{0,8}\b",
@@ -339,7 +341,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"process \d{1,9} (?:terminated with (?:signal|exit code|the following error)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
         rb"\breturned non-zero exit status [1-9]|\bexited with non-zero (?:exit )?(?:status|code)\b",
-        rb"\bhas been shut down\. this (?:was|has been) caused by an exception\b",
+        rb"\bdue to failure of node\b|\bhas been shut down\. this (?:was|has been) caused by an exception\b",
         rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
@@ -368,6 +370,7 @@ SIGNS: tuple[Sign, ...] = (
         ERRORS,
         rb"\b(?:" + PROCESSES + rb")" + FAILED,
         rb"\bfailed to (?:create|start|launch|spawn|run) [^|]{0,40}\b(?:" + PROCESSES + rb")\b",
+        rb"\brank[ \[]\d{1,7}\]? (?:failed|died|crashed)\b",
     ),
     _sign(
         "process_failed high launcher " + LAST,
