@@ -33,6 +33,8 @@ COUNTS = frozenset(
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
 SECONDS = frozenset({"step_time", "epoch_time", "validation_time", "time"})
+CLOCKED = SECONDS | {"train_seconds"}
+"""Times that some programs write as on a clock, which are left out."""
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
 TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
@@ -364,7 +366,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if (
             not known
             or _no_unit_of(known, unit, text, second)
-            or (known in SECONDS and CLOCK.match(line[found.end(4) :]))
+            or (known in CLOCKED and CLOCK.match(line[found.end(4) :]))
         ):
             continue
         if not sign and found.group(7) is None and known not in COUNTERS:

@@ -45,6 +45,8 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
+PADDED = Expression(rb" {2,64}= {1,32}")
+"""Equals sign that stands in a column: ``train_loss          =     0.72``."""
 SHORT = (
     *((each, b"epoch ") for each in (b"Ep. ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "),
     (b"al. ", b"al "), (b"'s ", b" "), (b" : Time ", b" : elapsed time "), (b"\xef\xbc\x9a", b": "),
@@ -82,6 +84,8 @@ def with_plain_numbers(line: bytes) -> bytes:
 
 def _ordered(line: bytes) -> bytes:
     """Return a line in which each name stands before its number, with a sign between them, and is written out."""
+    if b"  = " in line:
+        line = PADDED.replace(line, b" = ")
     if b"from " in line:
         line = CHANGED.replace(line, rb"to \1")
     if (b" is " in line and b" for " in line) or (b" - " in line and b" at " in line):
