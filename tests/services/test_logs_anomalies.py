@@ -151,6 +151,44 @@ CLEAN = [
     "total_loss: 6.7223 (inf)  koleo_loss: 0.0315 (inf)",
 ]
 
+ERRORS = [
+    "ERROR: Failed building wheel for flash-attn",
+    "ERROR: Could not find a version that satisfies the requirement torch==1.4.0 (from versions: 1.7.0)",
+    "wandb: ERROR Failed to sample metric: Not Supported",
+    "wandb: ERROR Error while calling W&B API: permission denied (<Response [403]>)",
+    "ERROR:root:Failed to load checkpoint step_1000.pt, trying the previous one",
+    "[ERROR] tokenizer file not found: tokenizer.json",
+    "error: argument --lr: invalid float value: 'abc'",
+    "fatal: not a git repository (or any of the parent directories): .git",
+    "ERROR    mlflow.utils: Could not find artifacts for run 123",
+    "2024-01-01 10:00:00 ERROR data.py:12 Failed to decode image 000123.jpg, skipping",
+    "ERROR:datasets.builder:Failed to read file '/data/x.json' with error <class 'pyarrow.lib.ArrowInvalid'>",
+    "Error: invalid value for batch_size",
+    "Exception in thread Thread-3:",
+    "ValueError: Unrecognized configuration class",
+    "AssertionError: Torch not compiled with CUDA enabled",
+    "ModuleNotFoundError: No module named 'apex'",
+    "KeyError: 'loss'",
+    "TypeError: broadcast() got an unexpected keyword argument",
+    "RuntimeError: Error(s) in loading state_dict for Model:",
+    "RuntimeError: The size of tensor a (128) must match the size of tensor b (64) at non-singleton dimension 1",
+    "ERROR worker config: unknown option num_worker",
+    "E0302 10:11:12.345 4711 file.cc:12] Failed to open /etc/hosts",
+    "ERROR: No matching distribution found for tensorflow-gpu==1.15",
+    "[ERROR] Failed to parse argument --gpus",
+    "2024-05-01 12:00:00,123 - ERROR - Validation failed for sample 17: label out of range",
+    "ERROR: Job name must not be empty",
+    "Failed to import transformers.models.llama because of the following error (look up to see its traceback):",
+    "could not open file to read NUMA node: /sys/bus/pci/devices/0000:01:00.0/numa_node",
+    "Failed to get default GPU clock",
+    "ERROR: Unable to find tensorboard, run pip install tensorboard",
+    "[ERROR] Retry 1/5: HTTP 503 from s3",
+    "Error reading dataset shard 17, retrying",
+    "ERROR Test failed: expected 3 got 4",
+    '        "OOMKilled": false,',
+]
+"""Errors about no device, no communication and no process."""
+
 
 @pytest.mark.parametrize(("line", "expected"), FOUND, ids=lambda value: value[:48])
 def test_anomalies_of_real_messages(line: str, expected: str) -> None:
@@ -159,6 +197,12 @@ def test_anomalies_of_real_messages(line: str, expected: str) -> None:
     kinds = [f"{each['type']} {each['severity']} {record['component']}" for each in record["anomalies"]]
     assert kinds == [expected]
     assert record["level"] == "ERROR"
+
+
+@pytest.mark.parametrize("line", ERRORS, ids=lambda value: value[:48])
+def test_errors_of_something_else_are_no_anomalies(line: str) -> None:
+    """Packages, files, arguments and data."""
+    assert PARSER.parse_log_line(line)["anomalies"] == []
 
 
 @pytest.mark.parametrize("line", CLEAN, ids=lambda value: value[:48])

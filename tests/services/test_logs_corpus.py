@@ -40,6 +40,15 @@ LINES = {
 }
 """Lines, and their numbers or their one anomaly."""
 TABLES: dict[str, tuple[str, dict[str, float | str | None], list[str]]] = {
+    "nerfstudio": (
+        (
+            "Step (% Done)       Train Iter (time)    ETA (time)           Train Rays / Sec          latfacto.py:604\n"
+            "----------------------------------------------------------------------------------     latfacto.py:554\n"
+            "4090 (81.78%)       43.140 ms            39 s, 300.687 ms     14.86 M                   latfacto.py:566\n"
+        ),
+        {"step": 4090, "step_time": 0.04314},
+        [],
+    ),
     "ultralytics": (
         (
             "      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size\n"

@@ -14,13 +14,13 @@ from typing import Any
 from probe.services.logs.expressions import Expression
 from probe.services.logs.metrics import TOTALS, Metrics
 from probe.services.logs.names import COUNTERS, OTHERWISE
-from probe.services.logs.signs import FACTS, LAST, OF_ERROR, SIGNS, Sign
+from probe.services.logs.signs import BEGINS, FACTS, LAST, OF_ERROR, SIGNS, Sign
 from probe.services.logs.tables import Columns, columns_of, row_of
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
 NEGATED = Expression(
     rb"\b(?:no|not|without|never|non|avoid(?:s|ing|ed)?|prevent(?:s|ing|ed)?|to (?:detect|catch|check)|check(?:s|ing)?|"
-    rb"protect(?:s|ed|ing)? (?:from|against)|in case of|if)\b[^.;|!]{0,40}$|\bfrom ?$|"
+    rb"protect(?:s|ed|ing)? (?:from|against)|in case of|if|when|whether|once|until|unless)\b[^.;|!]{0,40}$|\bfrom ?$|"
     rb"\b(?:best|threshold|limit|clip\w{0,4}|improved|decreased)\b[^.;|!]{0,16}$"
 )
 """Words before a phrase that deny it: ``to avoid deadlocks``, ``no NaN in the loss``, ``best loss: inf``."""
@@ -30,7 +30,7 @@ ADVICE = Expression(
     rb"(?:maybe|perhaps|possibl[ey]|probabl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|"
     rb"make sure|ensure|for example|e\.g\.|such as|see also|if you|in case|when you|"
     rb"prone|suggest(?:s|ed)?|recommend\w{0,5}))\b"
-    rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should)(?: [a-z]{1,12})?\W{0,2}$"
+    rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should|will)(?: [a-z]{1,12})?\W{0,2}$"
 )
 """Words before a phrase in its sentence by which it is advice or a guess: ``can be caused by a deadlock``."""
 OPTIONAL = Expression(rb"failed to (?:open|find|load) \S{0,32}(?:lib|plugin|symbol)")
@@ -44,11 +44,15 @@ FRAME = Expression(
     rb"\s{0,64}assert |#\d{1,4}:? \w{1,80} from /|frame #\d{1,4}: )"
 )
 """Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end."""
+COMMENTS = (b"# ", b"//")
+"""Begin of a comment, in a source or a configuration that is printed."""
 AFTER = Expression(
     rb"^[^.]{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
     rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|0(?:[.]0{1,6})?|[:=] ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""
+OFF = Expression(rb"^.?[\"']? ?[:=] ?(?:0|false|no|none|null|off)\b")
+"""Words after a phrase that make it a state that does not hold: ``"OOMKilled": false``."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
 CODED = Expression(rb"\b(e[a-z]\d{4}|e\d{5}|err\d{5})\b")
 """Code of CANN or of torch_npu."""
@@ -90,7 +94,9 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
         sign = SIGNS[index]
         if sign.group in groups or sign.kind in groups:
             continue
-        if (found and sign.group in (LAST, OF_ERROR)) or (sign.group == OF_ERROR and not error):
+        if sign.group in (LAST, OF_ERROR) and found:
+            continue
+        if sign.group == OF_ERROR and not error and BEGINS.search(low) is None:
             continue
         if sign.kind == "device_error" and "oom" in groups:  # which explains it
             continue
@@ -105,8 +111,8 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
 
 def _undenied(sign: Sign, low: bytes) -> Any:
     """Return the first match of the phrases of ``sign`` that the words around it do not deny, or None."""
-    match, tried = sign.phrases.search(low), 1
-    while match is not None and _denied(low, match.start(match.lastindex or 0), match.end(), sign.kind in FACTS):
+    match, tried, whole = sign.phrases.search(low), 1, sign.kind in FACTS and sign.group not in (LAST, OF_ERROR)
+    while match is not None and _denied(low, match.start(match.lastindex or 0), match.end(), whole):
         match = sign.phrases.search(low, match.end()) if tried < MOST_MATCHES else None
         tried += 1
     return match
@@ -124,7 +130,11 @@ def _denied(low: bytes, start: int, end: int, whole: bool) -> bool:
     before = low[max(0, start - AROUND) : start + 1]
     begins = [found.start() for found in SENTENCE.finditer(before)]
     sentence = before[begins[-1] :] if begins else before
-    if ADVICE.search(sentence[:-1]) is not None or OPTIONAL.search(low, start, end + AROUND) is not None:
+    if (
+        ADVICE.search(sentence[:-1]) is not None
+        or OPTIONAL.search(low, start, end + AROUND) is not None
+        or OFF.match(low[end - 1 : end + 16]) is not None
+    ):
         return True
     if whole:
         return False
@@ -147,7 +157,7 @@ def anomalies_of(
         language: Language of the texts.
         error: Whether the line is of the level ERROR.
     """
-    if searched and FRAME.match(low) is not None:
+    if searched and (FRAME.match(low) is not None or low.lstrip()[:2] in COMMENTS):
         return []
     finite = all(map(isfinite, metrics.values()))
     anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics, finite)}
@@ -218,8 +228,8 @@ def judge(record: dict[str, Any], judged: Judged, within: bool, language: str) -
         record["anomalies"] += [
             _anomaly(*each, language) for each in _of_numbers(row, all(map(isfinite, row.values())))
         ]
-    if counters := {name: value for name, value in metrics.items() if name in COUNTED}:
-        judged.counters[rank] = counters
+    if not COUNTERS.isdisjoint(metrics):
+        judged.counters[rank] = {name: value for name, value in metrics.items() if name in COUNTED}
     elif within and record["component"] == "training":
         metrics |= judged.counters.get(rank, {})
     norm = metrics.get("gradient_norm")

@@ -22,7 +22,7 @@ MOST = 128
 """Largest number of metrics of one line."""
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:\d-] |(?:info|debug) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
-    rb"[^|]{0,32}(?:\||:|step|epoch|batch)"
+    rb"[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 COUNTS = frozenset(
@@ -33,6 +33,8 @@ COUNTS = frozenset(
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
 SECONDS = frozenset({"step_time", "epoch_time", "validation_time", "time"})
+CLOCKED = SECONDS | {"train_seconds"}
+"""Times that some programs write as on a clock, which are left out."""
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
 TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
@@ -44,7 +46,7 @@ CLOCK = Expression(rb":\d\d")
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
-UNIT = rb"(?:(?:[kKM] )?(?:wps|tok(?:en)?s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
+UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
 UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
@@ -63,17 +65,21 @@ ENTRY = Expression(
 )
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
-    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
+    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?\s{0,4}(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
     rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[( ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
+GLUED = Expression(rb"(?:^|[ (\[>])epoch(\d{1,6})(?:$|[ ,;:)\]])")
+"""Epoch at its name: ``start train epoch1``."""
+DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
+"""Count before its name: ``finished 120 iterations``."""
 """Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
 SECTION = Expression(rb"[,;] {0,2}\[([a-z_]{2,16})\] ")
 """Begin of the fields of other data: ``, [valid] loss=1.8``."""
 RATE = Expression(
     rb"(" + NUMBER + rb")([kKMB]?) ?(?:(tok|tokens|words|samples|examples|images|imgs?|it|iters?|steps?)/s|"
-    rb"(ms|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
+    rb"(ms|us|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
 CELL = Expression(rb"\| {0,4}(" + NUMBER + rb") ?(ms|s) {0,4}(?:$|\|)")
@@ -85,12 +91,14 @@ FIRST = Expression(
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
 )
 """Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
+WHOLE = Expression(rb"[a-z\])] {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
+"""Count of a whole anywhere before the loss: ``Process 100/3161(3%) average loss: 2.3``."""
 BRACKETED = Expression(
     rb"(?i)(?:^|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>-])\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
 )
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
-COLUMN = Expression(rb"^\s{0,8}(\d{1,9})() \|")
-"""Step in the first column: ``1230 | loss 5.4``."""
+COLUMN = Expression(rb"^\s{0,8}(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z])")
+"""Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``."""
 ROUND = Expression(rb"(?:^|INFO )\[(\d{1,9})\]():?(?:\t|\s{2})")
 """Iteration in brackets before columns: ``[500]    train-logloss:0.16``."""
 WRITER = Expression(rb"\.py:\d{1,6}\] \[(\d{1,9})\] [a-z]")
@@ -107,12 +115,14 @@ BAR = Expression(
 """State of a progress bar of tqdm."""
 LOGGED_BAR = Expression(rb" (\d{1,9})it/(?:(\d{1,9})|[\d.]{1,9}[kMGT])it ")
 """State of a bar that is written to a log: ``Progress on:train 120it/10.0kit rate:1.2it/s``."""
+OPEN_BAR = Expression(rb"(?:^|[ |])(\d{1,9})it \[\d")
+"""State of a bar without a total: ``3663it [44:35, 1.85it/s``."""
 SAMPLES = Expression(rb"([\d.]{1,16}) samples/s/p\b")
 OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epoch)|train|step|iter)[^|]{0,40}$")
+TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epoch|episode)|train|step|iter)[^|]{0,40}$")
 """Title of a bar that shows training, not a download."""
 
 
@@ -141,6 +151,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         if b"epoch" in low or b"train" in low:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
             _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
+            _counts(GLUED, ("epoch",), low, metrics)
         _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
@@ -165,9 +176,15 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     """Add numbers whose name stands behind them, in another column, or nowhere."""
     if b".py:" in low:
         _counts(WRITER, ("step",), line, metrics)
-    if "loss" in metrics and "step" not in metrics and "batch" not in metrics:
+    if b"finished " in low or b"completed " in low:
+        _counts(DONE, ("step", "total_steps"), low, metrics)
+    if ("loss" in metrics or "objective" in metrics) and "step" not in metrics and "batch" not in metrics:
         for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, ROUND):
             _counts(expression, ("step", "total_steps"), line, metrics)
+        if b"it [" in line:
+            _counts(OPEN_BAR, ("batch" if "epoch" in metrics else "step",), line, metrics)
+        if "total_epochs" not in metrics:
+            _counts(WHOLE, ("step", "total_steps"), re.split(b"loss|obj", low, maxsplit=1)[0], metrics)
     elif not metrics and b"|" in line and (found := ROW.search(line)):
         _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
     if b"/s" in low or b"s/" in low:
@@ -202,7 +219,8 @@ def _may_have_fields(low: bytes) -> bool:
         b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
-        or b"batch" in low or b"tok" in low or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
+        or b"batch" in low or b"tok" in low or b"obj" in low or b"learn" in low or b"peak" in low
+        or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
     )  # fmt: skip
 
 
@@ -348,7 +366,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if (
             not known
             or _no_unit_of(known, unit, text, second)
-            or (known in SECONDS and CLOCK.match(line[found.end(4) :]))
+            or (known in CLOCKED and CLOCK.match(line[found.end(4) :]))
         ):
             continue
         if not sign and found.group(7) is None and known not in COUNTERS:
@@ -373,9 +391,9 @@ def _no_unit_of(known: str, unit: str, text: bytes, second: bytes) -> bool:
     """Return whether a number cannot be that quantity: a percentage of steps, bytes or megabytes without a unit."""
     if unit == "%":
         return known in COUNTS or known.startswith("memory_")
-    if known == "accuracy" and second:
-        return True  # a count of a whole
-    if (known == "loss" or known in COUNTERS) and unit in TIMES:
+    if known == "accuracy" and (second or text == b"0"):
+        return True  # a count of a whole, or of the accumulation
+    if (known in ("loss", "gradient_norm") or known in COUNTERS) and unit in TIMES:
         return True  # ``cost: 12 s``, ``time for 100 iters: 12 s``
     return not unit and known.startswith("memory_") and abs(number_of(text) or 0) >= UNSTATED
 
@@ -385,9 +403,11 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     unit = (stated or b"").decode("ascii", "replace")
     if known := ours(name):
         return _of_rate(known, unit) if known in RATED else known, unit
-    for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s")):
-        if name.endswith(end):
-            return ours(name.removesuffix(end)), unit or of_name
+    if name.startswith("ms/"):
+        return ours(name[1:]), "ms"
+    for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s"), ("_s", "s")):
+        if name.endswith(end) and (known := ours(name.removesuffix(end))) in SECONDS:
+            return known, unit or of_name
     return "", unit
 
 

@@ -12,23 +12,24 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, loss step, step loss, cross entropy loss, ce loss, loss train total, cost, "
-    "cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
+    "loss": "loss, lm loss, tot loss, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
+    "cost, learn, cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
+    "objective": "objf, objective function",
     "learning_rate": "learning rate, optim0 lr0",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad",
+    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
-    "global iteration, num updates, train num updates, updates, n updates, current steps, current step, train step, "
-    "step i, it, cur iter, cur step, current iter, current iteration",
+    "global iteration, training iteration, num updates, train num updates, updates, n updates, current steps, "
+    "current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
     "batch": "batch, trainbatch",
     "time": "time, seconds, dt, time cost, cost time, time taken",
-    "step_time": "step time, per step time, iter time, iteration time, step avg, train step timing, elapsed step time, "
-    "batch time, batch cost",
+    "step_time": "step time, per step time, time this iter, iter time, iteration time, step avg, train step timing, "
+    "elapsed step time, batch time, batch cost",
     "epoch_time": "epoch time",
     "validation_time": "val time, validation time, eval time",
     "throughput": "throughput, samples/s, ips, throughput/samples/s",
@@ -37,7 +38,7 @@ WORDS = {
     "steps_per_second": "steps/s, train speed",
     "tflops_per_device": "tflops, tflop/s, tflop/s/device, tflops/device, throughput/device, model tflops/device",
     "memory_used_gb": "mem, mem usage, mem used, mem allocated, allocated mem, gb used",
-    "memory_peak_gb": "peak mem, max mem, max mem allocated, peak mem allocated, mem peak",
+    "memory_peak_gb": "peak mem, peak mem usage, max mem, max mem allocated, peak mem allocated, mem peak",
     "throughput_mean": "running avg samples/s",
     "skipped_steps": "skipped, number of skipped iterations",
     "nan_steps": "number of nan iterations",
@@ -58,10 +59,10 @@ NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", 
 SPELLINGS = tuple(
     (re.compile(spelling), unit)
     for spelling, unit in (
-        (r"(?: per |/)s(?:ec(?:ond)?)?\b", "/s"),
+        (r"(?: per | ?/ ?)s(?:ec(?:ond)?)?\b", "/s"),
         (r"(?: per |/)(?:[gn]pu|device)\b", "/device"),
-        (r"\b(?:examples?|images?|imgs?|sequences?|records?|sample)/s", "samples/s"),
-        (r"\b(?:words?|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
+        (r"\b(?:examples?|images?|imgs?|sequences?|records?|rays?|sample)/s", "samples/s"),
+        (r"\b(?:words?|tks|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
         (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),
@@ -76,7 +77,7 @@ COUNTERS = frozenset({"step", "epoch", "batch"})
 """Numbers that count; one may follow its name within a sentence: ``at step 150 the``."""
 ALONE = frozenset({"scale", "norm", "cost"})
 """Names that other words before them make another quantity: ``logit scale``."""
-SIGNED = frozenset({"it"})
+SIGNED = frozenset({"it", "grad", "learn"})
 """Names that are words: a sign must follow them."""
 PARTS = frozenset(
     {"critic", "actor", "policy", "value", "entropy", "surrogate", "kl", "aux", "auxiliary", "balance", "router", "reg"}
@@ -96,6 +97,8 @@ SCOPES = OF_TRAINING | {
     "losses", "memory",
 }  # fmt: skip
 """Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
+OF_SCOPES = frozenset({"learning_rate", "gradient_norm"})
+"""Numbers of a part that are the training's, even without a sign between: ``actor lr``."""
 HELD_OUT = {
     **dict.fromkeys(("val", "valid", "validate", "validation", "dev", "cv"), "validation_loss"),
     **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
@@ -108,7 +111,7 @@ OTHERWISE = frozenset(
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 
-EDGES = (["end", "of"], ["start", "of"])
+EDGES = (["end", "of"], ["start", "of"], ["beginning", "of"])
 """Words before a counter that leave it one: ``End of epoch 3``."""
 
 
@@ -124,12 +127,13 @@ def ours(name: str) -> str:
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):
-            if start and known == "time" and words[start - 1] in WHOLE:
+            before = words[start - 1] if start else ""
+            if (known == "time" and before in WHOLE) or (known in COUNTERS and before == "episode"):
                 return ""
-            if start and known == "loss" and words[start - 1] in PARTS:
-                return f"{words[start - 1]}_loss"
+            if known == "loss" and before in PARTS:
+                return f"{before}_loss"
             counted = known in COUNTERS and plain[-1] != "s"
-            return known if counted or not held_out else held_out if known == "loss" else ""
+            return known if counted or held_out in ("", known) else held_out if known == "loss" else ""
         held_out = HELD_OUT.get(word.rstrip("_0123456789"), held_out)
     last = words[-1]
     return last if last.endswith("loss") or last.startswith(("loss/", "loss_")) else ""
@@ -151,10 +155,12 @@ def named(name: str) -> str:
         return named(name.rpartition(" ")[0])
     if first == "loss":  # the other way round
         return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")
-    known = named(rest) if first in QUALIFIERS or first in HELD_OUT else ""
+    qualified = first in QUALIFIERS
+    known = named(rest) if qualified or first in HELD_OUT or first in SCOPES else ""
     if first in HELD_OUT:
         return HELD_OUT[first] if known in ("loss", HELD_OUT[first]) else ""
-    return "" if known in COUNTERS or known == "time" else known
+    changed = known in COUNTERS or known == "time" or not (qualified or known in OF_SCOPES)
+    return "" if changed else known
 
 
 def _of_scope(scope: str, name: str) -> str:

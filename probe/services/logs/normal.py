@@ -35,18 +35,28 @@ CHANGED = Expression(
     rb"\bfrom " + NUMBER.join((rb"(?:", rb")")) + rb" {0,2}(?:to|-{1,2}>|=>|\xe2\x86\x92) {0,2}(" + NUMBER + rb")"
 )
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
+ABOUT = Expression(rb"\b(loss|objective function)( (?:for|at) [^.:;=]{1,80}?) (?:is|-) (" + NUMBER + rb")")
+"""Sentence about a number: ``objective function for minibatches 40-49 is -3.5``."""
+OF_EPOCH = Expression(
+    rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?epoch( \d{1,6})?(?: is)?|epoch( \d{1,6})? took):? "
+)
+"""Sentence about the time of an epoch: ``Time taken for 1 epoch: 630 s``, ``epoch 3 took 630 s``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
+PADDED = Expression(rb" {2,64}= {1,32}")
+"""Equals sign that stands in a column: ``train_loss          =     0.72``."""
 SHORT = (
     *((each, b"epoch ") for each in (b"Ep. ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "),
     (b"al. ", b"al "), (b"'s ", b" "), (b" : Time ", b" : elapsed time "), (b"\xef\xbc\x9a", b": "),
-    (b"\xef\xbc\x8c", b", "),
+    (b"\xef\xbc\x8c", b", "), (b"' reached ", b"': "),
 )  # fmt: skip
 """Abbreviations of counters and rates, ``training's l2``, Marian's time since its last line, and wide signs."""
 TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z ]{0,24}))?$")
 """Part of a row of numbers before their names, the first after the step: ``10  41.2 ms run,  2.31 loss``."""
+OF_ROWS = {b"avg": b"loss", b"rate": b"learning rate"}
+"""Names that mean that in such a row alone."""
 FEWEST = 3
 """Smallest number of such parts in a row."""
 
@@ -69,15 +79,34 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = NOT_A_NUMBER.replace(line, b"nan")
     if b"#" in line or b"\xe2\x88\x9e" in line:
         line = INFINITY.replace(line, b"inf")
+    return _ordered(line)
+
+
+def _ordered(line: bytes) -> bytes:
+    """Return a line in which each name stands before its number, with a sign between them, and is written out."""
+    if b"  = " in line:
+        line = PADDED.replace(line, b" = ")
     if b"from " in line:
         line = CHANGED.replace(line, rb"to \1")
+    if (b" is " in line and b" for " in line) or (b" - " in line and b" at " in line):
+        line = ABOUT.replace(line, rb"\1: \3\2")
+    if b"poch" in line and (b"ime " in line or b" took" in line):
+        line = OF_EPOCH.replace(line, rb"epoch\1\2 time: ")
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
         line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
-    if b"," in line and b" loss," in line and len(parts := line.split(b",", 64)) >= FEWEST:
+    if (
+        b"," in line
+        and (b" loss," in line or b" rate," in line or b" iter," in line)
+        and len(parts := line.split(b",", 64)) >= FEWEST
+    ):
         line = _turned(parts, line)
-    rare = b"\xef" in line or (b"'" in line and b"'s " in line) or (b"[" in line and b"[Pa" in line)
+    rare = (
+        b"\xef" in line
+        or (b"'" in line and (b"'s " in line or b"' reached " in line))
+        or (b"[" in line and b"[Pa" in line)
+    )
     if rare or b"Ep" in line or b"Up. " in line or b"l. " in line:  # a single byte is found faster than several
         for short, whole in SHORT:
             line = line.replace(short, whole)
@@ -87,7 +116,11 @@ def with_plain_numbers(line: bytes) -> bytes:
 def _turned(parts: list[bytes], line: bytes) -> bytes:
     """Return a ``line`` of the ``parts`` between commas with each name before its number, if all are the other way."""
     found = [TURNED.match(part.rstrip()) for part in parts]
-    turned = [b"%b: %b" % each.group(3, 2) for each in found if each and each.group(3)]
+    turned = [
+        b"%b: %b" % (OF_ROWS.get(each.group(3), each.group(3)), each.group(2))
+        for each in found
+        if each and each.group(3)
+    ]
     if len(turned) < FEWEST:
         return line
     first = found[0] and found[0].group(1)

@@ -149,7 +149,7 @@ def _component(data: dict[str, Any], low: bytes, metrics: Metrics, anomalies: li
         return of_anomaly
     if "memory_total_gb" in metrics:
         return "gpu"
-    if not TRAINING.isdisjoint(metrics):
+    if not TRAINING.isdisjoint(metrics) or any(name.endswith("loss") for name in metrics):
         return "training"
     for literal, name in SOURCES:
         if literal in low:

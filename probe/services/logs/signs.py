@@ -42,10 +42,33 @@ def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sig
     )
 
 
-FAILED = rb"\b[^|]{0,160}\b(?:fail(?:ed|ure)?|error|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|time[sd]? out)\b"
+BROKEN = (
+    rb"(?:fail(?:ed|ures?)?|errors?|fault|busy|unavailable|abort(?:ed)?|crash(?:ed)?|time[sd]? ?out|killed|died|"
+    rb"expired|exception|exceeded|unreachable|unresponsive|not responding|refused|disconnected|hung)\b"
+)
+FAILED = rb"\b[^|]{0,160}\b" + BROKEN
+LINKS = (
+    rb"[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|all_?reduce|"
+    rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket"
+)
+DEVICES = rb"[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|nvlink|"
+DEVICES += (
+    rb"habana\w{0,4}|hpu|synapse|dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}|nvrm|accelerator|graph compil\w{1,5}"
+)
+DRIVERS = rb"nvrm|amdgpu|habanalabs"
+"""Modules of the kernel whose messages state no level."""
+PROCESSES = rb"process|worker(?:proc)?|engine ?core|agent|container|pod|job|task|node|replica|subprocess|actor|trainer|"
+PROCESSES += rb"launcher|srun|salloc"
+"""Parts of a system, of which an error that no other phrase knows is told by words such as ``failed``."""
 LAST, OF_ERROR = "last", "error"
 """Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
-ERROR that anything about a device or about communication has."""
+ERROR, or that begin as one, that anything about a part of the system has."""
+BEGINS = Expression(
+    rb"(?:^|[\]):-] )\W{0,4}(?:fail(?:ed|ure) (?:to|in|on|at)|(?:fatal )?error:|fatal:|unable to|could not|"
+    rb"exception in|(?:\w{1,24} )?exception raised) "
+)
+"""Begin of a message about an error, in a line without a level."""
+ERRORS = "error, exception, fatal, critical, failed to, failure, unable to, could not"
 FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
 ASCEND = ", ".join(FAMILIES)
 """Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
@@ -65,22 +88,29 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "host_oom critical kernel oom",
-        "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
+        "killed process, kill process, oom-killer, oom killer, 'oom-kill', oom_reaper, constraint_none, "
+        "defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
-        "memory, unexpected bus error, due to memory pressure, resource: memory, low on memory",
-        rb"out of memory: killed process|invoked oom-killer|oom_reaper: reaped|constraint=constraint_none",
+        "memory, memory segment, bus error, due to memory pressure, resource: memory, low on memory, [memorypressure]",
+        rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'",
+        rb"\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer",
+        rb"oom_reaper: reaped|constraint=constraint_none",
         rb"defaultcpuallocator: (?:can't allocate|not enough) memory|cannot allocate memory",
         rb"(?:^|[^\w])memoryerror\b|std::bad_alloc",
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
-        rb"killed due to memory pressure",
-        rb"\blow on (?:resource: )?memory\b",
-        rb"insufficient shared memory|unexpected bus error encountered in worker",
+        rb"\bkilled\b[^|]{0,160}\bdue to memory pressure",
+        rb"\blow on (?:resource: )?memory\b|\bhad condition: \[memorypressure\]",
+        rb"insufficient shared memory|\berror while creating shared memory segment",
+        rb"unexpected bus error encountered in worker|unexpectedly with bus error",
     ),
     _sign(
         "oom_error critical gpu oom",
-        "oom, out of memory, outofmemory, out_of_memory, resource_exhausted, memory not enough, alloc_failed, el0004",
-        rb"\bout of memory\b|outofmemory(?:error)?\b|cuda_error_out_of_memory|\bmemory not enough\b",
+        "oom, out of memory, outofmemory, out_of_memory, resource_exhausted, memory not enough, memory isn't "
+        "enough, no available memory, "
+        "alloc_failed, el0004",
+        rb"\bout of memory\b|outofmemory(?:error)?\b|cuda_error_out_of_memory|\bmemory (?:is)?n[o']t enough\b|"
+        rb"\bno available memory for\b",
         rb"\bresource_exhausted: |cublas_status_alloc_failed|\bel0004\)?:",
         rb"(?:^|[^\w-])oom(?:$|[^\w=-])",
     ),
@@ -102,7 +132,7 @@ SIGNS: tuple[Sign, ...] = (
         NOT_FINITE,
         rb"\bno[nt][ -]?finite",
         rb"\binvalid loss, terminating training\b",
-        needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es)?(?:$|[^\w])",
+        needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es|tensor)?(?:$|[^\w])",
     ),
     _sign(
         "nan_gradient medium training nan",
@@ -135,7 +165,7 @@ SIGNS: tuple[Sign, ...] = (
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
         "monitoredbarrier, ei0002, ei0006, heartbeat, collective timeout, timeout at, "
-        "barrier timed out",
+        "barrier timed out, for more than, connect timeout, connection timeout, wait timeout",
         rb"watchdog caught collective operation timeout",
         rb"\bdue to (?:a )?collective timeout\b",
         rb"\btimeout at (?:[nh]ccl work|collective)\b",
@@ -145,7 +175,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"timed out waiting [\d.]{1,12} ?ms for",
         rb"timed out after \d{1,9} seconds waiting for clients",
         rb"\b(?:timed out in|failed to pass) monitoredbarrier",
-        rb"rendezvous(?:timeout|connection)error",
+        rb"rendezvoustimeouterror|\bfailed to send a keep-alive heartbeat",
         rb"\bsocket timeout\b|client socket has timed out|timed out connecting",
         rb"\bei000[26](?:\)?: |\[pid)",
         rb"\bnode: ?\w{1,40} is timed out",
@@ -154,20 +184,23 @@ SIGNS: tuple[Sign, ...] = (
         rb"notify register times out",
         rb"detected no heartbeat|\bdid not (?:get|receive)[^|]{0,24} heartbeat",
         rb"store[^|]{0,40} timed out",
+        rb"\b(?:connect(?:ion)?|wait) timeout(?:$|[.!,:]| after | \[)",
+        rb"\bwaiting for [^|.]{0,60}\bfor more than \d{1,9} seconds",
     ),
     _sign(
         "communication_error high communication communication",
         "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
-        "no route to host, retry count, rendezvousclosed, by watchdog at work, err02, [error] , connect to, [c10d], "
-        "sending heartbeats, " + ASCEND,
+        "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
+        "got completion, sending heartbeats, disconnected, address already in use, definitely down, " + ASCEND,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
-        rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated)",
-        rb"\[(?:error|critical)\] (?:hcc[lp]|hcom|distributed)\(",
-        rb"\bstopped sending heartbeats",
+        rb"got completion from peer|got async (?:fatal )?event|unable to|could not|call to |truncated",
+        rb"no socket interface)",
+        rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
+        rb"\bstopped sending heartbeats|\bgot completion from peer\b[^|]{0,64} with (?:error|status)",
         rb"\[c10d\][^|]{0,120}\bfailed\b",
         rb"\bfailed to \w[^|]{0,80}\bhccl",
         rb"\btransport retry count(?:er)? exceeded\b",
@@ -181,13 +214,16 @@ SIGNS: tuple[Sign, ...] = (
         rb"connection (?:closed|reset|refused) by (?:remote |local )?(?:peer|host)",
         rb"\bconnection refused\b|\bbroken pipe\b|\bdist(?:network|store|backend)error\b",
         CODE % rb"[ij]\d{4}",
-        rb"no route to host|rendezvousclosederror",
+        rb"\bpeer\b[^|.]{0,40}\bdisconnected\b",
+        rb"no route to host|rendezvousc(?:losed|onnection)error|\blink status definitely down\b",
+        rb"(?:\berrno\b[^|]{0,12}|: )\baddress already in use\b",
     ),
     _sign(
         "deadlock high unknown communication",
-        "deadlock, hang, hung, stuck, blocked for more than",
+        "deadlock, hang, hung, stuck, for more than, detected stall, hard lockup",
         rb"(?:^|[^\w-])(?:deadlock(?:s|ed)?|hangs?|hanging|hung|stuck)(?:$|[^\w=-])",
         rb"task .{1,64} blocked for more than \d{1,9} seconds",
+        rb"\bdetected stalls? on\b|\bhard lockup\b",
     ),
     _sign(
         "gpu_xid high kernel device",
@@ -197,13 +233,13 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_lost critical gpu device",
         "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
-        "marked for reset, device inaccessible",
+        "marked for reset, device inaccessible, pciehp",
         rb"\b(?:[gn]pu|device|chip)\b[^|]{0,60}\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
         rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
         rb"unable to determine the device handle for gpu",
         rb"\brm_?init_?adapter failed",
-        rb"\bgpu marked for reset\b",
+        rb"\bgpu marked for reset\b|\bpciehp: [^|]{0,24}\blink down\b",
         rb"\bpower state\b[^|]{0,40}\bdevice inaccessible\b",
         rb"\b(?:aer: (?:multiple )?|severity=)uncorrect(?:ed|able) \(fatal\)",
     ),
@@ -221,29 +257,33 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, assertion `, "
-        "illegal memory access, launch failure, misaligned address, _status_, synstatus, initialization failed, "
+        "illegal memory access, launch failure, misaligned address, cuda_error_, error from cuda, cuda failure, "
+        "cudaerror, error from device, device error, inner error, _status_, synstatus, initialization failed, "
         "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
-        "halted unexpectedly, *error* ring, " + ASCEND,
+        "halted unexpectedly, amdgpu, nvrm: , habanalabs, "
+        "device recovery, " + ASCEND,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
-        rb"\b(?:cuda|hip)(?: driver)? error: (?:[^o]|o[^u])",
-        rb"\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, and for alloc_failed
-        rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60} (?:error|failed)",
+        rb"\b(?:cuda|hip)(?: driver)? (?:error: (?:[^o]|o[^u])|(?:error|failure) (?:\d{2,4}|[13-9])\b)",
+        rb"\bcudaerror(?:[a-lo-z]|m[^e]|no[^t])[a-z]{3,40}\b|\be[a-hk-z1-9]\d{4} the error from device\(",
+        rb"\bcuda_error_(?:[a-mo-z]|n[^o]|not_[^r]|no_b)\w{2,40}\b|\bhsa_status_error_\w{3,40}",
+        rb"\bunexpected error from cuda|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, alloc_failed
+        rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60}(?:\(.{0,80}\))? (?:error|failed)",
         rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
         rb"couldn't communicate with the nvidia driver",
         CODE % rb"[a-hk-z1-9]\d{4}",
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
         rb"\b(?:memory access fault|hw exception) by gpu\b",
         rb"\bsynstatus[ =:]{1,3}[1-9]",
-        rb"\blaunch kernel failed\b",
+        rb"\blaunch kernel failed\b|\bdevice error: |\binner error is reported\b",
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
         rb"\bkernel (?:task )?happen error\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
-        rb"\bgpu reset begin\b",
-        rb"\*error\* ring \S{1,24} timeout",
-        rb"\b(?:error code|runtime result|failed)(?: is|:| =|=)? ?(?:[125]07|[135]61)\d{3}\b",
+        rb"\bgpu reset begin\b|\bdevice recovery failed\b",
+        rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive)\b",
+        rb"\b(?:error code|runtime result|failed)(?: is)? ?[:=]? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
         "disk_full critical storage",
@@ -269,54 +309,76 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, due to time limit, due to preemption, preempted, got signal, caught signal, received signal, "
+        "cancelled at, due to time limit, due to preemption, preempted, forcing job, got signal, caught signal, "
+        "received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b",
-        rb"due to (?:time limit|preemption)",
+        rb"due to (?:time limit|preemption)|\bforcing job termination\b|\bpreempted by\b",
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
         rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
-        rb"\breceived \w{1,8} death signal",
+        rb"\breceived [\w.]{1,16} death signal",
     ),
     _sign(
         "process_failed high launcher process",
         "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
         "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
-        "back-off restarting, crashloopbackoff, srun: error, non-zero exit status",
-        rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
+        "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
+        "non-zero status, been shut down, "
+        "failure of node, "
+        "has failed, oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
+        "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
+        rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode\"? {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
         rb"\bsegmentation fault\b|\[\d{1,9}\]:? (?:segfault at|general protection fault)",
         rb"\bdataloader worker \(pid[^|]{0,80} (?:exited unexpectedly|is killed by signal: [^kb])",
         rb"\(core dumped\)",
         rb"\breceived signal \d{1,3}\b|died with <signals",
         rb"exits with return code = -?[1-9]",
-        rb"(?:exited|failed) with (?:exit )?code -?[1-9]",
+        rb"(?:exited|failed|terminated) with (?:exit )?code -?[1-9]",
         rb"\bencountered a fatal error\b",
-        rb"process \d{1,9} (?:terminated with (?:signal|exit code)|exit(?:s|ed)? with exception)",
+        rb"process \d{1,9} (?:terminated with (?:signal|exit code|the following error)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
-        rb"\breturned non-zero exit status [1-9]",
+        rb"\breturned non-zero exit status [1-9]|\bexited with non-zero (?:exit )?(?:status|code)\b",
+        rb"\bdue to failure of node\b|\bhas been shut down\. this (?:was|has been) caused by an exception\b",
         rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
+        rb"\b(?:worker|rank|node|process) \d{1,7} has failed(?:$|\W{1,2}(?:$|[^t]))",
+        rb"\boci runtime \w{1,12} failed\b|\bfailed to (?:create|start) (?:\w{1,16} ){0,2}(?:container|pod|task)\b",
+        rb"\bthat the job aborted\b|\bmpi_abort was invoked\b|\bbad termination of one\b",
+        rb"\bprimary job {1,4}terminated\b",
+        rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc)\(\): |\bcorrupted size vs",
+        rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b",
     ),
     _sign(
         "communication_error high communication " + OF_ERROR,
-        "error, exception, fatal, critical",
-        rb"\b(?:[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service)" + FAILED,
+        ERRORS,
+        rb"\b(?:" + LINKS + rb")" + FAILED,
+        rb"\b(?:fail(?:ed|ure) to|errors?|unable to|could not) \w[^|]{0,60}\b(?:" + LINKS + rb")\b",
     ),
     _sign(
         "device_error high gpu " + OF_ERROR,
-        "error, exception, fatal, critical",
-        rb"\[(?:error|critical)\] (?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
-        rb"\b(?:[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch)" + FAILED,
+        ERRORS,
+        rb"\[(?:error|critical)\] ?(?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
+        rb"\b(?:" + DEVICES + rb")" + FAILED,
+    ),
+    _sign(
+        "process_failed high launcher " + OF_ERROR,
+        ERRORS,
+        rb"\b(?:" + PROCESSES + rb")" + FAILED,
+        rb"\bfailed to (?:create|start|launch|spawn|run) [^|]{0,40}\b(?:" + PROCESSES + rb")\b",
+        rb"\brank[ \[]\d{1,7}\]? (?:failed|died|crashed)\b",
     ),
     _sign(
         "process_failed high launcher " + LAST,
-        "terminate called, fatal python error, : line ",
+        "terminate called, fatal python error, : line ,  failed, has died, has crashed, was killed",
         rb"\bterminate called after throwing\b",
         rb"\bfatal python error: ",
+        rb"\b(?:" + PROCESSES + rb")(?:[ :#-]\S{1,48})? (?:has |was |is |had |been ){0,2}(?:failed|killed|crashed|died)"
+        rb"(?:$|\W{1,2}(?:$|[^t ]))",
         rb": line \d{1,6}: {1,4}\d{1,9} (?:killed|aborted|terminated|segmentation fault|bus error)",
     ),
 )

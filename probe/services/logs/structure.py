@@ -48,7 +48,7 @@ OURS = {
 
 RANK = Expression(
     rb"(?i)(?:^|[^a-z0-9_])((?:local|global|world|[dtpce]p|node|group|data|tensor|pipeline|expert|context|parallel)"
-    rb"[ _-]?)?rank(?:\[|[_ ]?(?:id)?\s{0,8}(?:[:=#]\s{0,2})?)(\d{1,7})(?:$|\W)"
+    rb"[ _-]?)?rank(?: of (?:current|this) process)?(?:\[|[_ ]?(?:id)?\s{0,8}(?:[:=#]\s{0,2})?)(\d{1,7})(?:$|\W)"
 )
 """``[rank3]:``, ``[Rank 3]``, ``[PG 0 (default_pg) Rank 3]``, ``[RANK:3]``, ``Rank 3 |``, ``rank=3)``, ``RankID:3``;
 and the word before it, since a ``local_rank`` and a ``dp rank`` are no rank."""
