@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import lr_scheduler
 from torch.utils import checkpoint
 from torch.utils.data.distributed import DistributedSampler
 
@@ -233,6 +233,8 @@ def _around_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
         if not compiling() and torch.is_grad_enabled():
             for listener in _cuts:
                 attempt(listener.faults, "checkpoint", _look_at_inputs, listener.cut, args)
+            for habits in _habits:
+                attempt(habits.faults, "checkpoint", _drawn_anew, habits.noted, *args)
         return original(*args, **kwargs)
 
     return apply
@@ -291,17 +293,18 @@ class _Habits:
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 """Function of torch 2.4 to 2.13 that runs a checkpoint which is not reentrant."""
-_schedules: weakref.WeakKeyDictionary[Any, weakref.ref[LRScheduler]] = weakref.WeakKeyDictionary()
+_ADVANCE = "_enable_get_lr_call"
+"""Context of torch 2.4 to 2.13 in which a schedule takes a step: ``step`` itself warns of what its caller does."""
+_schedules: weakref.WeakKeyDictionary[Any, weakref.ref[lr_scheduler.LRScheduler]] = weakref.WeakKeyDictionary()
 """Schedule that was stepped last, by optimizer."""
 
 
 def _listen_to_habits() -> Iterator[Undo]:
     for owner, name, look in (
         (checkpoint, _GENERATOR, _drawn_anew),
-        (checkpoint.CheckpointFunction, "apply", _drawn_anew),
-        (LRScheduler, "step", _scheduled),
+        (getattr(lr_scheduler, _ADVANCE, object), "__init__", _scheduled),
     ):
-        if hasattr(owner, name):
+        if owner is not object and hasattr(owner, name):
             original = getattr(owner, name)
             yield replace(owner, name, functools.wraps(original)(_before(original, look)))
 
@@ -332,7 +335,7 @@ def _drops(part: torch.nn.Module) -> bool:
     return any(isinstance(module, _DropoutNd) and module.training and module.p > 0 for module in part.modules())
 
 
-def _scheduled(noted: Callable[[str, Any], None], schedule: LRScheduler, *_: Any) -> None:
+def _scheduled(noted: Callable[[str, Any], None], _: Any, schedule: Any) -> None:
     _schedules[schedule.optimizer] = weakref.ref(schedule)
     noted("schedule", schedule.optimizer)
 

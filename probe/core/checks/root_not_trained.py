@@ -75,8 +75,8 @@ class RootNotTrained(ChangeCheck):
 
 
 class EvaluatedInTraining(ChangeCheck):
-    """Report forwards in training mode between two updates of the only optimizer, three or more beyond those of each of
-    ten updates before: an evaluation that was not in evaluation mode.
+    """Report forwards in training mode before an update of the only optimizer, three or more beyond those of ten
+    updates in a row and of the next one: an evaluation that was not in evaluation mode.
 
     They are counted by what batch normalization writes. Weights that are exchanged for an average and put back write
     twice, and samples for a look are one forward.
@@ -95,6 +95,8 @@ class EvaluatedInTraining(ChangeCheck):
         self._last: int | None = None
         self._usual, self._number = 0, 0
         """Forwards of each of the latest updates, and how many updates had just so many."""
+        self._burst: tuple[int, int] | None = None
+        """Step of the update before with many more forwards, and their number."""
         self._ended = False
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -107,17 +109,18 @@ class EvaluatedInTraining(ChangeCheck):
         if before is None:
             return
         self.judged = True
-        number = facts.forwards - before
-        if self._number >= SETTLED and number >= self._usual + BEYOND:
-            self._ended = True
+        number, before_it = facts.forwards - before, self._burst
+        self._burst = None
+        if self._number < SETTLED:
+            self._number = self._number + 1 if number == self._usual else 1
+            self._usual = number
+        elif number >= self._usual + BEYOND:
+            self._burst = facts.step, number
+        elif before_it is not None and number == self._usual:
+            self._ended, (since, number) = True, before_it
             text = message(
-                "{number} forwards in training mode between two updates, and {usual} in those before: an evaluation",
+                "{number} forwards in training mode between two updates, and {usual} in others: an evaluation",
                 number=number,
                 usual=self._usual,
             )
-            yield self.finding(facts, facts.step, text, {"forwards": number, "before": self._usual})
-        elif number != self._usual:
-            # a program whose number changes by itself has no usual one
-            self._ended, self._usual, self._number = self._number > 0, number, 1
-        else:
-            self._number += 1
+            yield self.finding(facts, since, text, {"forwards": number, "others": self._usual})
