@@ -60,7 +60,7 @@ class PartsClipped(Habit):
 
     habit = "parts clipped"
     name = "clip-of-parts"
-    title = "Each rank clips its part"
+    title = "Parts are clipped apart"
     why = "Parts are multiplied by different factors, and the update points elsewhere."
     source = "https://github.com/pytorch/pytorch/issues/72548"
     sees = "the gradients that each call to clip gets"

@@ -491,7 +491,7 @@ class OneRow(OfShapes):
     places of all samples: positions that are all 0, or tokens that are all unknown."""
 
     name = "one-row"
-    title = "One row is looked up"
+    title = "One row looked up"
     why = "The model does not see what the table stands for, such as the order of the tokens."
     source = "https://github.com/huggingface/transformers/pull/42309"
     remedy = "Look at the indices: whether positions were counted, and whether tokens are of this vocabulary."
