@@ -305,6 +305,11 @@ def forwards(models: Iterable[Any]) -> None:
     """Return None: batch statistics do not show how often they were written."""
 
 
+def overrun(optimizer: Any, times: int) -> str:  # noqa: ARG001
+    """Return nothing: a schedule is a list of rates, one an update."""
+    return ""
+
+
 def divided(parameters: Sequence[Any]) -> bool:  # noqa: ARG001
     """Return False: each rank holds whole gradients where they are clipped."""
     return False

@@ -150,15 +150,15 @@ def loss_graph(root: torch.Tensor, names: Mapping[int, str]) -> Callable[[], Los
 def kept_losses(models: Sequence[torch.nn.Module], root: torch.Tensor) -> dict[str, bool]:
     """Return the names under which modules keep losses of their own, scalars with a graph, each with whether ``root``
     is made of it. No code of the user's runs."""
-    kept = {
+    makers = {
         f"{path}.{name}".lstrip("."): value.grad_fn
         for model in models
         for path, module in model.named_modules()
         for name, value in vars(module).items()
         if type(value) in PLAIN and value.numel() == 1 and value.grad_fn is not None and LOSS.search(name)
     }
-    nodes = {*_nodes(root)} if kept else set()
-    return {name: node in nodes for name, node in kept.items()} if nodes else {}
+    nodes = {*_nodes(root)} if makers else set()
+    return {name: node in nodes for name, node in makers.items()} if nodes else {}
 
 
 def in_order() -> bool:
@@ -521,8 +521,8 @@ def _negated(root: Any) -> str:
 def _factor(root: Any) -> float:
     """Return the factor by which a root is the mean of a loss over classes; NaN if it is something else."""
     factor = 1.0
-    while _kind(root) in KEEPS or (scale := _scale(root)) is not None:
-        if _kind(root) not in KEEPS:
+    while (scale := _scale(root)) is not None or _kind(root) in KEEPS:
+        if scale is not None:
             factor *= float(scale) if scale.is_cpu else math.nan
         root = _behind(root)
     return factor if _kind(root).startswith("NllLoss") and root._saved_reduction == 1 else math.nan
@@ -531,10 +531,10 @@ def _factor(root: Any) -> float:
 def _scale(node: Any) -> torch.Tensor | None:
     """Return the number by which a node multiplies what it reads; None of any other node."""
     kind = _kind(node)
-    other = _saved(node, "other") if kind in ("Mul", "Div") and node.next_functions[1][0] is None else None
-    if other is None or other.dim():
+    number = _saved(node, "other") if kind in ("Mul", "Div") and node.next_functions[1][0] is None else None
+    if number is None or number.dim():
         return None
-    return other if kind == "Mul" else 1.0 / other
+    return number if kind == "Mul" else 1.0 / number
 
 
 def _remainder(root: torch.Tensor, node: Any) -> torch.Tensor | None:
@@ -594,28 +594,30 @@ def _dropout(kind: str, node: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return two numbers of the mask of a dropout: the sum of the places that are kept, and how many are not; None if a
     node is no dropout, or a small one."""
     if kind == "NativeDropout":
-        kept = _saved(node, "result1")
+        mask = _saved(node, "result1")
     elif kind == "Mul" and node.next_functions[1][0] is None:  # on a CPU
-        kept = _noise(_saved(node, "other"))
+        mask = _noise(_saved(node, "other"))
     else:
         return None
-    if kept is None or kept.numel() < FEWEST_DROPPED:
+    if mask is None or mask.numel() < FEWEST_DROPPED:
         return None
-    kept = kept.flatten()[:MOST_DROPPED]
-    return (kept * torch.arange(len(kept), device=kept.device)).sum(), (~kept).sum()
+    mask = mask.flatten()[:MOST_DROPPED]
+    return (mask * torch.arange(len(mask), device=mask.device)).sum(), (~mask).sum()
 
 
 def _noise(factors: torch.Tensor | None) -> torch.Tensor | None:
-    """Return which factors keep a number, if they are those of dropout: 0 and what makes up for the zeros."""
+    """Return which of the first factors keep a number, if they are those of dropout: 0 and what makes up for the zeros."""
     if factors is None or not factors.is_cpu or not factors.is_floating_point() or factors.numel() < MANY:
         return None
-    few = factors.flatten()[:MOST_DROPPED]
-    kept, scale = few != 0, float(few.amax())
-    if scale <= 1 or not bool(((few == scale) | ~kept).all()):
+    if not factors.is_contiguous():
+        return None
+    few = factors.view(-1)[:MOST_DROPPED]
+    mask, scale = few != 0, float(few.amax())
+    if scale <= 1 or not bool(((few == scale) | ~mask).all()):
         return None
     share, number = 1 / scale, len(few)
     deviation = math.sqrt(share * (1 - share) / number)
-    return factors != 0 if abs(float(kept.float().mean()) - share) <= 5 * deviation else None
+    return mask if abs(float(mask.float().mean()) - share) <= 5 * deviation else None
 
 
 def _foreign(nodes: Sequence[Any], names: Mapping[int, str]) -> tuple[Callable[[], object], ...]:

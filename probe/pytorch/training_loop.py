@@ -348,6 +348,15 @@ def advanced(optimizer: Any) -> int | None:
     return step if isinstance(step, int) else None
 
 
+def overrun(optimizer: Any, times: int) -> str:
+    """Return a sentence on the schedule of ``optimizer``, which advances ``times`` steps in each update, if it ends at
+    a number of steps that a frame of the program has for itself; empty if it does not."""
+    from probe.pytorch.prechecks.schedules import overrun as found  # imports what is needed but then
+
+    schedule = _schedules[optimizer]()
+    return "" if schedule is None else found(schedule, times, sys._getframe())
+
+
 def divided(parameters: Sequence[Any]) -> bool:
     """Return whether ``parameters`` are what ``FullyShardedDataParallel`` leaves a rank, end to end."""
     return is_flat(parameters[0]) and all(parameter.dim() == 1 for parameter in parameters)

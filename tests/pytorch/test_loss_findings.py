@@ -429,6 +429,21 @@ def schedule_of_an_optimizer_that_was_replaced(faulty: bool) -> Program:
     return classifier(), loop
 
 
+@program("schedule-ahead")
+def schedule_takes_two_steps_an_update(faulty: bool) -> Program:
+    def loop(model: Any, optimizer: Any) -> None:
+        total_steps = 40
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).pow(2).mean().backward()
+            optimizer.step()
+            for _ in range(1 + faulty):
+                schedule.step()
+
+    return classifier(), loop
+
+
 @program("schedule-restarted")
 def schedule_is_not_loaded(faulty: bool) -> Program:
     def loop(model: Any, optimizer: Any) -> None:

@@ -560,6 +560,10 @@ class TrainingLoop(Protocol):
     def advanced(self, optimizer: Optimizer) -> int | None:
         """Return the step at which the schedule of an optimizer is that was stepped last; None if none was."""
 
+    def overrun(self, optimizer: Optimizer, times: int) -> str:
+        """Return a sentence on the schedule of an optimizer, which advances ``times`` steps in each update, if it ends
+        at a number of steps that the program has for itself; empty if it does not."""
+
     def divided(self, parameters: Sequence[Parameter]) -> bool:
         """Return whether ``parameters`` and their gradients are parts of a rank, which no total norm takes together."""
 

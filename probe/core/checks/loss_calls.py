@@ -144,4 +144,4 @@ class LossGraph(NamedTuple):
     constant: tuple[float, float] = 0.0, 0.0
     """Part of the root that has no gradient, and the root; 0 in both if that is not known."""
     dropped: tuple[float, float] | None = None
-    """Two numbers that tell the mask of a dropout from others; None if there is no dropout."""
+    """Two numbers by which the mask of a dropout is known again; None if there is no dropout."""

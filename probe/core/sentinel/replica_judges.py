@@ -258,8 +258,8 @@ class UnnamedReplicas:
         apart = {pair: np.flatnonzero(look[1]) for pair, look in looks.items() if look[1].any()}
         left_out = {pair: np.flatnonzero(state.left_out) for pair, state in self._pairs.items() if state.left_out.any()}
         if self._streak.completes(bool(wrong or apart or left_out), step):
-            found = wrong or apart or left_out
-            yield self._finding(step, found, lines, values=not wrong and bool(apart), began=not wrong and not apart)
+            places = wrong or apart or left_out
+            yield self._finding(step, places, lines, values=not wrong and bool(apart), began=not wrong and not apart)
         for judge in self._of_data:
             self._waiting |= {finding.check: finding for finding in judge.judge(step, lines)}
         if all(state.all_equal for state in self._pairs.values()):

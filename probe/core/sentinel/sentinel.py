@@ -307,6 +307,8 @@ class Sentinel:
     ) -> UpdateFacts:
         """Return what is known of an update before it, or after it if nothing has seen it."""
         visible = self._loop.shows_gradients(optimizer)
+        scheduled = self._loop.advanced(optimizer)
+        times = memory.advance(scheduled) if seen else 0
         return UpdateFacts(
             step=self._watch.run.clock.step,
             optimizer=number,
@@ -345,7 +347,8 @@ class Sentinel:
             inputs_learn=self.roots.survey.strangers,
             loss_graph=self.roots.survey.graph,
             habits=frozenset(self._habits),
-            scheduled=self._loop.advanced(optimizer),
+            scheduled=scheduled,
+            overrun=self._loop.overrun(optimizer, times) if times > 1 and backwards == 1 else "",
             forwards=self._forwards(),
             unused=self.roots.survey.unused,
         )
