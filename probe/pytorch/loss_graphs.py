@@ -531,10 +531,15 @@ def _factor(root: Any) -> float:
 def _scale(node: Any) -> torch.Tensor | None:
     """Return the number by which a node multiplies what it reads; None of any other node."""
     kind = _kind(node)
-    number = _saved(node, "other") if kind in ("Mul", "Div") and node.next_functions[1][0] is None else None
+    number = _saved(node, "other") if kind in ("Mul", "Div") and _is_of_one(node) else None
     if number is None or number.dim():
         return None
     return number if kind == "Mul" else 1.0 / number
+
+
+def _is_of_one(node: Any) -> bool:
+    """Return whether only the first of two numbers that a node reads has a gradient."""
+    return len(node.next_functions) == 2 and node.next_functions[1][0] is None
 
 
 def _remainder(root: torch.Tensor, node: Any) -> torch.Tensor | None:
@@ -546,7 +551,7 @@ def _remainder(root: torch.Tensor, node: Any) -> torch.Tensor | None:
         if not waiting:
             break
         node, factor = waiting.pop()
-        if (kind := _kind(node)) in ("Add", "Sub"):
+        if (kind := _kind(node)) in ("Add", "Sub") and len(node.next_functions) == 2:
             second = node._saved_alpha if kind == "Add" else -node._saved_alpha
             terms = [*zip(node.next_functions, (1.0, second), strict=True)]
             is_more |= any(follower is None for (follower, _), _ in terms)
@@ -568,9 +573,11 @@ def _remainder(root: torch.Tensor, node: Any) -> torch.Tensor | None:
 def _has_moving_goal(kind: str, node: Any) -> bool:
     """Return whether a distance compares scores that were chosen with a goal of the best scores, as Q learning does,
     and has a gradient on both sides."""
-    if kind not in DISTANCES or any(follower is None for follower, _ in node.next_functions[:2]):
+    if kind not in DISTANCES or len(node.next_functions) < 2:
         return False
     (scores, _), (goal, _) = node.next_functions[:2]
+    if scores is None or goal is None:
+        return False
     for _ in range(MOST_TERMS):
         if _kind(goal) not in ARITHMETIC:
             break
@@ -595,7 +602,7 @@ def _dropout(kind: str, node: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     node is no dropout, or a small one."""
     if kind == "NativeDropout":
         mask = _saved(node, "result1")
-    elif kind == "Mul" and node.next_functions[1][0] is None:  # on a CPU
+    elif kind == "Mul" and _is_of_one(node):  # on a CPU
         mask = _noise(_saved(node, "other"))
     else:
         return None
@@ -606,7 +613,7 @@ def _dropout(kind: str, node: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _noise(factors: torch.Tensor | None) -> torch.Tensor | None:
-    """Return which of the first factors keep a number, if they are those of dropout: 0 and what makes up for the zeros."""
+    """Return which of the first factors keep a number, if they are those of dropout: 0, and what makes up for it."""
     if factors is None or not factors.is_cpu or not factors.is_floating_point() or factors.numel() < MANY:
         return None
     if not factors.is_contiguous():

@@ -838,7 +838,42 @@ def distances_of_all_pairs(model: Any, optimizer: Any) -> None:
         optimizer.step()
 
 
+def update_inside(model: Any, optimizer: Any) -> None:
+    """The loss of weights that a step has led to, whose graph has the nodes of a backward."""
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model[0](torch.randn(6, 8)).tanh().pow(2).mean()
+        weight = model[0].weight - 0.1 * torch.autograd.grad(loss, model[0].weight, create_graph=True)[0]
+        F.mse_loss(model[2](F.linear(torch.randn(6, 8), weight)), torch.randn(6, 4)).backward()
+        optimizer.step()
+
+
+def terms_that_stay_or_go(model: Any, optimizer: Any) -> None:
+    """A number is added to the loss, terms have weights of 0, and a seed is set where nothing is dropped."""
+    for step in range(STEPS):
+        torch.manual_seed(0)
+        optimizer.zero_grad()
+        loss = 0
+        loss += F.mse_loss(model(torch.randn(6, 8)), torch.zeros(6, 4))
+        (loss + 0.5 + 0.0 * step * model[0].weight.pow(2).sum()).backward()
+        optimizer.step()
+
+
+def schedules_of_stages(model: Any, optimizer: Any) -> None:
+    """Each stage has a schedule of its own, of the same optimizer."""
+    for _ in range(3):
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=20)
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).pow(2).mean().backward()
+            optimizer.step()
+            schedule.step()
+
+
 HABITS = [
+    update_inside,
+    terms_that_stay_or_go,
+    schedules_of_stages,
     clip_of_an_unused_part,
     clip_of_each_sample,
     norm_after_each_backward,
