@@ -46,7 +46,8 @@ class ScheduleReturns(ChangeCheck):
         """Return the findings with this update."""
         facts = update.facts
         if facts.overrun:
-            yield self.finding(facts, facts.step, facts.overrun, {})
+            # it was so in the last three updates, and counts from the one before these
+            yield self.finding(facts, max(0, facts.step - 3), facts.overrun, {})
         rate = max(facts.rates, default=float("nan"))
         if isnan(rate):
             return
