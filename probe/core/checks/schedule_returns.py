@@ -45,7 +45,7 @@ class ScheduleReturns(ChangeCheck):
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
-        if facts.overrun:
+        if facts.overrun and facts.backwards == 1:  # of several, it may be stepped with each by intention
             # it was so in the last three updates, and counts from the one before these
             yield self.finding(facts, max(0, facts.step - 3), facts.overrun, {})
         rate = max(facts.rates, default=float("nan"))

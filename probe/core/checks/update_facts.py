@@ -180,7 +180,7 @@ class UpdateFacts(NamedTuple):
     """Step at which the optimizer's schedule is; None if none was stepped."""
     overrun: str = ""
     """Sentence on a schedule that goes on by several steps in each update, though it was made for the number of updates
-    of the program; empty if that is not known, and of updates of several backwards."""
+    of the program; empty if that is not known."""
     unused: tuple[str, ...] = ()
     """Losses that modules keep, and of which no loss is made that was surveyed."""
     normalises: bool = False

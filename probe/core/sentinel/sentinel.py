@@ -348,7 +348,7 @@ class Sentinel:
             loss_graph=self.roots.survey.graph,
             habits=frozenset(self._habits),
             scheduled=scheduled,
-            overrun=self._loop.overrun(optimizer, times) if times > 1 and backwards == 1 else "",
+            overrun=self._loop.overrun(optimizer, times) if times > 1 else "",
             forwards=self._forwards(),
             unused=self.roots.survey.unused,
         )
