@@ -233,6 +233,11 @@ def loss_graph(root: Any, names: Mapping[int, str]) -> None:
     """Return None: MindSpore's graph does not show what its nodes keep."""
 
 
+def kept_losses(models: Sequence[Any], root: Any) -> Mapping[str, bool]:  # noqa: ARG001
+    """Return nothing: MindSpore's graph does not show of what a loss is made."""
+    return {}
+
+
 def on_total_norm(measured: Callable[[Sequence[Any]], None], clipped: Clipped, faults: FaultCounter) -> Remove:
     """Call ``measured`` with the gradients whose total norm ``ops.clip_by_global_norm`` is about to compute, and
     ``clipped`` with that norm, NaN if only a device knows it, and a function from it to the factor by which they are
@@ -285,6 +290,29 @@ def origins(values: Sequence[Any]) -> list[int]:
 def on_epoch(began: Callable[[object, int], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
     """Listen to nothing: datasets draw another order in each epoch themselves."""
     return lambda: None
+
+
+def on_habit(noted: Callable[[str, Any], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
+    """Listen to nothing: cells recompute with the same masks, and a schedule belongs to its optimizer."""
+    return lambda: None
+
+
+def advanced(optimizer: Any) -> None:
+    """Return None: a schedule is counted with the optimizer."""
+
+
+def forwards(models: Iterable[Any]) -> None:
+    """Return None: batch statistics do not show how often they were written."""
+
+
+def overrun(optimizer: Any, times: int) -> str:  # noqa: ARG001
+    """Return nothing: a schedule is a list of rates, one an update."""
+    return ""
+
+
+def divided(parameters: Sequence[Any]) -> bool:  # noqa: ARG001
+    """Return False: each rank holds whole gradients where they are clipped."""
+    return False
 
 
 def on_cut(cut: Callable[[], None], faults: FaultCounter) -> Remove:  # noqa: ARG001

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import re
 import time
 import weakref
 from collections import deque
@@ -57,6 +58,22 @@ HIDDEN = -1e4
 """Number of a mask that is added to scores, from which downwards it hides a position."""
 BETWEEN = frozenset({"Expand", "NativeDropout", "Mul"})
 """Kinds of nodes between weights of attention and their product with values."""
+TERMS = {
+    "NllLoss": ("nll_loss_forward", ("weight",)),
+    "NllLoss2D": ("nll_loss2d_forward", ("weight",)),
+    "MseLoss": ("mse_loss", ()),
+    "BinaryCrossEntropyWithLogits": ("binary_cross_entropy_with_logits", ("weight", "pos_weight")),
+}
+"""Losses that can be computed again from what their nodes have saved: the function, and its optional tensors."""
+MOST_TERMS = 16
+DISTANCES = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss"})
+ARITHMETIC = KEEPS | {"Add", "Sub", "Mul", "Div"}
+FEWEST_DROPPED, MOST_DROPPED = 64, 4096
+"""Numbers of a result of dropout by which its mask is known, least and most."""
+FEWEST_ROWS = 8
+"""Rows of a table at least that is no table of kinds."""
+LOSS = re.compile("loss|aux|penalty|regular", re.IGNORECASE)
+"""Names under which modules keep a loss of their own."""
 PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
 """Kinds of nodes whose results are scores of any size."""
 
@@ -127,7 +144,21 @@ def loss_graph(root: torch.Tensor, names: Mapping[int, str]) -> Callable[[], Los
     """
     with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
         nodes = _nodes(root)
-        return None if not nodes else functools.cache(_Survey(nodes, names).send())
+        return None if not nodes else functools.cache(_Survey(root, nodes, names).send())
+
+
+def kept_losses(models: Sequence[torch.nn.Module], root: torch.Tensor) -> dict[str, bool]:
+    """Return the names under which modules keep losses of their own, scalars with a graph, each with whether ``root``
+    is made of it. No code of the user's runs."""
+    makers = {
+        f"{path}.{name}".lstrip("."): value.grad_fn
+        for model in models
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if type(value) in PLAIN and value.numel() == 1 and value.grad_fn is not None and LOSS.search(name)
+    }
+    nodes = {*_nodes(root)} if makers else set()
+    return {name: node in nodes for name, node in makers.items()} if nodes else {}
 
 
 def in_order() -> bool:
@@ -162,11 +193,12 @@ class _Survey:
     """Facts of a graph, whose numbers may be on their way.
 
     Args:
+        root: the loss.
         nodes: those of the graph.
         names: names of the parameters by identity.
     """
 
-    def __init__(self, nodes: Sequence[Any], names: Mapping[int, str]) -> None:
+    def __init__(self, root: torch.Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> None:
         self._numbers, self._names = _Numbers(), names
         self._in_order: Callable[[], bool] = in_order
         self._samples = set[int]()
@@ -183,15 +215,22 @@ class _Survey:
         self._regrouped = next(self._regrouping(kinds), None)
         self._crossing = self._crossed(kinds)
         self._off_axis = next(self._off_axes(kinds), None)
-        self._root = _negated(nodes[0]), self._in_order, _is_mean(nodes[0])
+        self._root = _negated(nodes[0]), self._in_order, _factor(nodes[0])
         self._foreign = _foreign(nodes, names)
+        self._moving = any(_has_moving_goal(kind, node) for kind, node in kinds)
+        self._looked_up = [*self._tables(kinds)]
+        rest = _remainder(root, nodes[0])
+        mask = next((two for kind, node in kinds if (two := _dropout(kind, node)) is not None), None)
+        self._extras = [
+            [*map(self._numbers.add, some)] for some in ((rest, root) if rest is not None else (), mask or ())
+        ]
         self._masks = [*self._masked(kinds)][:MOST_LAYERS]
 
     def send(self) -> Callable[[], LossGraph]:
         """Start the copy of the numbers; return a function that waits for the facts."""
         wait, losses, lookups, ahead = self._numbers.send(), self._losses, self._lookups, self._ahead
         masks, shapes, of_root = self._masks, (self._regrouped, self._crossing), self._root
-        foreign, off_axis = self._foreign, self._off_axis
+        foreign, off_axis, looked_up, extras = self._foreign, self._off_axis, self._looked_up, self._extras
 
         def read() -> LossGraph:
             numbers = wait()
@@ -202,7 +241,11 @@ class _Survey:
             inverted = [place for mask, place in masks if mask.hides_all_but_one([numbers[n] for n in mask])]
             of_losses = tuple(_related(loss, numbers) for loss in losses)
             first = next(iter(inverted), None)
-            facts = (*shapes, first, off_axis, *of_root, any_causal, foreign)
+            one_row = tuple(place for least, most, place in looked_up if numbers[least] == numbers[most])
+            rest, mask = ([numbers[n] for n in some] for some in extras)
+            constant = (rest[0], rest[1]) if rest else (0.0, 0.0)
+            dropped = (mask[0], mask[1]) if mask and mask[1] else None
+            facts = (*shapes, first, off_axis, *of_root, any_causal, foreign, self._moving, one_row, constant, dropped)
             return LossGraph(of_losses, min(weights), max(weights), *facts)
 
         return read
@@ -354,6 +397,19 @@ class _Survey:
         ends = least.amin(), most.amax(), hidden_least.amin(), hidden_most.amax(), read.sum(1).amax()
         return _Mask(*map(self._numbers.add, ends))
 
+    def _tables(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[tuple[int, int, str]]:
+        """Yield the least and the greatest row that is looked up in a table, as positions of numbers, with its place.
+        Tables have more rows than a sequence has positions; those of kinds have few."""
+        for kind, node in kinds:
+            indices = _saved(node, "indices") if kind == "Embedding" else None
+            if indices is None or indices.numel() < MANY:
+                continue
+            if int(node._saved_weight_sym_argsize_0) >= max(FEWEST_ROWS, indices.shape[-1]) and indices.dim() <= 2:
+                least, most = indices.aminmax()
+                # one row for all samples may be their class
+                least = least if indices.dim() == 2 else least.new_zeros(())
+                yield self._numbers.add(least), self._numbers.add(most), self._place(node)
+
     def _place(self, node: Any) -> str:
         """Return the name of the parameter that is nearest before a node; empty if none is."""
         waiting, seen = deque([node]), {node}
@@ -462,11 +518,113 @@ def _negated(root: Any) -> str:
     return KINDS[kind] if _kind(root) == "Neg" and (kind := _kind(before)) in KINDS and _shape(before) == () else ""
 
 
-def _is_mean(root: Any) -> bool:
-    """Return whether a root is the mean of a loss over classes."""
-    while _kind(root) in KEEPS:
+def _factor(root: Any) -> float:
+    """Return the factor by which a root is the mean of a loss over classes; NaN if it is something else."""
+    factor = 1.0
+    while (scale := _scale(root)) is not None or _kind(root) in KEEPS:
+        if scale is not None:
+            factor *= float(scale) if scale.is_cpu else math.nan
         root = _behind(root)
-    return _kind(root).startswith("NllLoss") and root._saved_reduction == 1
+    return factor if _kind(root).startswith("NllLoss") and root._saved_reduction == 1 else math.nan
+
+
+def _scale(node: Any) -> torch.Tensor | None:
+    """Return the number by which a node multiplies what it reads; None of any other node."""
+    kind = _kind(node)
+    number = _saved(node, "other") if kind in ("Mul", "Div") and _is_of_one(node) else None
+    if number is None or number.dim():
+        return None
+    return number if kind == "Mul" else 1.0 / number
+
+
+def _is_of_one(node: Any) -> bool:
+    """Return whether only the first of two numbers that a node reads has a gradient."""
+    return len(node.next_functions) == 2 and node.next_functions[1][0] is None
+
+
+def _remainder(root: torch.Tensor, node: Any) -> torch.Tensor | None:
+    """Return what a root has beside the losses of the framework whose sum it is; None if nothing was added to these, or
+    if any of them cannot be computed again."""
+    waiting: list[tuple[Any, Any]] = [(node, 1.0)]
+    losses, is_more = list[tuple[Any, Any]](), False
+    for _ in range(MOST_TERMS):
+        if not waiting:
+            break
+        node, factor = waiting.pop()
+        if (kind := _kind(node)) in ("Add", "Sub") and len(node.next_functions) == 2:
+            second = node._saved_alpha if kind == "Add" else -node._saved_alpha
+            terms = [*zip(node.next_functions, (1.0, second), strict=True)]
+            is_more |= any(follower is None for (follower, _), _ in terms)
+            waiting += [(follower, factor * sign) for (follower, _), sign in terms if follower is not None]
+        elif kind in TERMS:
+            losses.append((node, factor))
+        elif kind in KEEPS or (scale := _scale(node)) is not None:
+            waiting.append((node.next_functions[0][0], factor if kind in KEEPS else factor * scale))
+        else:
+            return None
+    if waiting or not is_more or root.dtype not in (torch.float32, torch.float64):
+        return None
+    values = [_value(node) for node, _ in losses]
+    if any(value is None for value in values):
+        return None
+    return root - sum(factor * value for (_, factor), value in zip(losses, values, strict=True))
+
+
+def _has_moving_goal(kind: str, node: Any) -> bool:
+    """Return whether a distance compares scores that were chosen with a goal of the best scores, as Q learning does,
+    and has a gradient on both sides."""
+    if kind not in DISTANCES or len(node.next_functions) < 2:
+        return False
+    (scores, _), (goal, _) = node.next_functions[:2]
+    if scores is None or goal is None:
+        return False
+    for _ in range(MOST_TERMS):
+        if _kind(goal) not in ARITHMETIC:
+            break
+        goal = _behind(goal)
+    return _kind(goal) in ("Max", "Amax") and "Gather" in (_kind(scores), _kind(_behind(scores)))
+
+
+def _value(node: Any) -> torch.Tensor | None:
+    """Return the loss that a node has computed, computed again; None if that cannot be."""
+    function, options = TERMS[_kind(node)]
+    scores, labels = _saved(node, "self"), _saved(node, "target")
+    if scores is None or labels is None or not node._saved_reduction:
+        return None
+    ends = (_signed(node._saved_ignore_index),) if function.startswith("nll") else ()
+    more = [_saved(node, option) for option in options]
+    value = getattr(torch.ops.aten, function)(scores, labels, *more, node._saved_reduction, *ends)
+    return value[0] if ends else value
+
+
+def _dropout(kind: str, node: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return two numbers of the mask of a dropout: the sum of the places that are kept, and how many are not; None if a
+    node is no dropout, or a small one."""
+    if kind == "NativeDropout":
+        mask = _saved(node, "result1")
+    elif kind == "Mul" and _is_of_one(node):  # on a CPU
+        mask = _noise(_saved(node, "other"))
+    else:
+        return None
+    if mask is None or mask.numel() < FEWEST_DROPPED:
+        return None
+    mask = mask.flatten()[:MOST_DROPPED]
+    return (mask * torch.arange(len(mask), device=mask.device)).sum(), (~mask).sum()
+
+
+def _noise(factors: torch.Tensor | None) -> torch.Tensor | None:
+    """Return which of the first factors keep a number, if they are those of dropout: 0, and what makes up for it."""
+    if factors is None or not factors.is_cpu or not factors.is_floating_point() or factors.numel() < MANY:
+        return None
+    if not factors.is_contiguous():
+        return None
+    few = factors.view(-1)[:MOST_DROPPED]
+    mask, scale = few != 0, float(few.amax())
+    if scale <= 1 or not bool(((few == scale) | ~mask).all()):
+        return None
+    share, number = 1 / scale, len(few)
+    deviation = math.sqrt(share * (1 - share) / number)
+    return mask if abs(float(mask.float().mean()) - share) <= 5 * deviation else None
 
 
 def _foreign(nodes: Sequence[Any], names: Mapping[int, str]) -> tuple[Callable[[], object], ...]:
@@ -497,6 +655,8 @@ def _form(node: Any) -> Form:
         return "sigmoid"
     if kind == "Relu":
         return "rectified"
+    if kind == "NativeDropout" or (kind == "Mul" and _noise(_saved(before, "other")) is not None):
+        return "dropped"
     return "numbers" if kind in PRODUCTS else "log-probabilities"
 
 

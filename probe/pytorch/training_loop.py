@@ -18,6 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
+from torch.optim import lr_scheduler
 from torch.utils import checkpoint
 from torch.utils.data.distributed import DistributedSampler
 
@@ -29,9 +30,10 @@ from probe.core.door import FaultCounter, attempt, compiling, passage, replace
 from probe.pytorch import loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
+from probe.pytorch.engines.fsdp1 import is_flat
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
 from probe.pytorch.host_moments import Array, host_place
-from probe.pytorch.loss_graphs import loss_graph  # noqa: F401 - a function of the protocol
+from probe.pytorch.loss_graphs import kept_losses, loss_graph  # noqa: F401 - functions of the protocol
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
 
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
@@ -231,6 +233,8 @@ def _around_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
         if not compiling() and torch.is_grad_enabled():
             for listener in _cuts:
                 attempt(listener.faults, "checkpoint", _look_at_inputs, listener.cut, args)
+            for habits in _habits:
+                attempt(habits.faults, "checkpoint", _drawn_anew, habits.noted, *args)
         return original(*args, **kwargs)
 
     return apply
@@ -272,6 +276,90 @@ def _around_samples(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(sampler)
 
     return samples
+
+
+def on_habit(noted: Callable[[str, Any], None], faults: FaultCounter) -> Remove:
+    """Call ``noted`` with ``masks drawn anew`` where activations with dropout are checkpointed without the state of the
+    random numbers, and with ``schedule`` and its optimizer where a schedule is stepped."""
+    return _habits.listen(_Habits(noted, faults))
+
+
+class _Habits:
+    """Listener to habits."""
+
+    def __init__(self, noted: Callable[[str, Any], None], faults: FaultCounter) -> None:
+        self.noted, self.faults = noted, faults
+
+
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+"""Function of torch 2.4 to 2.13 that runs a checkpoint which is not reentrant."""
+_ADVANCE = "_enable_get_lr_call"
+"""Context of torch 2.4 to 2.13 in which a schedule takes a step: ``step`` itself warns of what its caller does."""
+_schedules: weakref.WeakKeyDictionary[Any, weakref.ref[lr_scheduler.LRScheduler]] = weakref.WeakKeyDictionary()
+"""Schedule that was stepped last, by optimizer."""
+
+
+def _listen_to_habits() -> Iterator[Undo]:
+    for owner, name, look in (
+        (checkpoint, _GENERATOR, _drawn_anew),
+        (getattr(lr_scheduler, _ADVANCE, object), "__init__", _scheduled),
+    ):
+        if owner is not object and hasattr(owner, name):
+            original = getattr(owner, name)
+            yield replace(owner, name, functools.wraps(original)(_before(original, look)))
+
+
+_habits: Shared[_Habits] = Shared(_listen_to_habits, weak=True)
+
+
+def _before(original: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
+    """Return ``original``, before which listeners learn what ``look`` sees in its arguments."""
+
+    @passage
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not compiling():
+            for listener in _habits:
+                attempt(listener.faults, "habit", look, listener.noted, *args)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _drawn_anew(noted: Callable[[str, Any], None], function: Any = None, keeps_state: Any = True, *_: Any) -> None:
+    part = getattr(function, "__self__", function)
+    if not keeps_state and torch.is_grad_enabled() and isinstance(part, torch.nn.Module) and _drops(part):
+        noted("masks drawn anew", None)
+
+
+def _drops(part: torch.nn.Module) -> bool:
+    return any(isinstance(module, _DropoutNd) and module.training and module.p > 0 for module in part.modules())
+
+
+def _scheduled(noted: Callable[[str, Any], None], _: Any, schedule: Any) -> None:
+    _schedules[schedule.optimizer] = weakref.ref(schedule)
+    noted("schedule", schedule.optimizer)
+
+
+def advanced(optimizer: Any) -> int | None:
+    """Return the step at which the schedule of ``optimizer`` is that was stepped last; None if none was."""
+    reference = _schedules.get(optimizer)
+    schedule = None if reference is None else reference()
+    step = getattr(schedule, "last_epoch", None)
+    return step if isinstance(step, int) else None
+
+
+def overrun(optimizer: Any, times: int) -> str:
+    """Return a sentence on the schedule of ``optimizer``, which advances ``times`` steps in each update, if it ends at
+    a number of steps that a frame of the program has for itself; empty if it does not."""
+    from probe.pytorch.prechecks.schedules import overrun as found  # imports what is needed but then
+
+    schedule = _schedules[optimizer]()
+    return "" if schedule is None else found(schedule, times, sys._getframe())
+
+
+def divided(parameters: Sequence[Any]) -> bool:
+    """Return whether ``parameters`` are what ``FullyShardedDataParallel`` leaves a rank, end to end."""
+    return is_flat(parameters[0]) and all(parameter.dim() == 1 for parameter in parameters)
 
 
 def held(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
@@ -437,6 +525,23 @@ def training(models: Iterable[torch.nn.Module]) -> bool:
     return any(model.training for model in models)
 
 
+def forwards(models: Iterable[torch.nn.Module]) -> int | None:
+    """Return a number that each forward in training raises by one, of the first batch normalization in training mode;
+    None if there is none."""
+    for model in models:
+        if model not in _first_norms:
+            norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+            _first_norms[model] = next((weakref.ref(norm) for norm in norms if norm.track_running_stats), None)
+        reference = _first_norms[model]
+        norm = None if reference is None else reference()
+        if norm is not None and norm.training and norm.num_batches_tracked is not None:
+            return norm.num_batches_tracked._version
+    return None
+
+
+_first_norms: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[_BatchNorm] | None] = weakref.WeakKeyDictionary()
+
+
 def resting(models: Iterable[torch.nn.Module]) -> tuple[str, ...]:
     """Return the names of parts in evaluation mode, to the third level of models in training mode, that have dropout
     or batch statistics, are made of other modules, and are not frozen."""
@@ -516,9 +621,14 @@ def unregistered(model: torch.nn.Module) -> dict[int, str]:
         elif type(thing) in CONTAINERS:
             rows = thing.items() if type(thing) is dict else enumerate(thing)
             waiting += ((f"{prefix}{key}.", value, False) for key, value in rows)
-        elif not registered and isinstance(thing, torch.nn.Parameter) and thing.requires_grad:
+        elif not registered and _is_own(thing):
             names[id(thing)] = prefix.removesuffix(".")
     return names
+
+
+def _is_own(thing: Any) -> bool:
+    """Return whether ``thing`` is a parameter of the program that requires a gradient, and not one of an engine."""
+    return isinstance(thing, torch.nn.Parameter) and thing.requires_grad and not getattr(thing, "_is_flat_param", False)
 
 
 def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +39,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # noqa: E402, N817
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy  # noqa: E402
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy  # noqa: E402
+from torch.nn.utils import clip_grad_norm_  # noqa: E402
 
 
 def wrapped(model: Any, **options: Any) -> Any:
@@ -112,13 +116,15 @@ def test_mixed_precision(two_ranks: Ranks) -> None:
 
 def test_clipping_is_seen(two_ranks: Ranks) -> None:
     """``clip_grad_norm_`` of the wrapper, between backward and update."""
-    for written, total in two_ranks.run(clipped):
+    for written, total, found in two_ranks.run(clipped):
         assert total == pytest.approx(0.01, rel=1e-4)
         assert written
+        assert found == [[], [("clip-of-parts", 2)]]
 
 
-def clipped() -> tuple[bool, float]:
-    """Whether the rows are of the clipped gradients, and the norm of all of them, from this rank's parts."""
+def clipped() -> tuple[bool, float, list[list[tuple[str, int]]]]:
+    """Whether the rows are of the clipped gradients, the norm of all of them, from this rank's parts, and what is found
+    in updates whose gradients are clipped so, and then by the norm of each rank's parts."""
     model = wrapped(Net())
     optimizer = torch.optim.SGD(model.parameters(), LR)
     monitor = watch(model, optimizer, xy_distribution=False)
@@ -132,7 +138,24 @@ def clipped() -> tuple[bool, float]:
     dist.all_reduce(total)
     written = {row.name: rows[row].numbers["norm"] for row in rows if row.signal == "grad_reduced" and rows[row].numel}
     same = all(written[name.replace("_fsdp_wrapped_module.", "")] == pytest.approx(norms[name]) for name in norms)
-    return same and len(norms) == len(written), float(total) ** 0.5
+    found = [_found(FSDP.clip_grad_norm_), _found(lambda model, limit: clip_grad_norm_(model.parameters(), limit))]
+    return same and len(norms) == len(written), float(total) ** 0.5, found
+
+
+def _found(clip: Callable[[Any, float], object]) -> list[tuple[str, int]]:
+    """Kinds and steps of what the checks find in four updates."""
+    model = wrapped(Net())
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    monitor = watch(model, optimizer, xy_distribution=False, sentinel={"enable": True}, alert={"rules": []})
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model(batch(step, 0))).backward()
+        clip(model, 0.01)
+        optimizer.step()
+    monitor.stop()
+    texts = [path.read_text() for path in Path(monitor.output_directory).glob("checks.jsonl")]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    return [(line["check"], line["step"]) for line in lines if line["grade"] != "note"]
 
 
 def refused() -> list[str]:

@@ -14,6 +14,7 @@ from tests.required import require
 torch = require("torch")
 
 from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 nn = torch.nn
 STEPS, TOKENS, LENGTH, WIDTH = 8, 12, 9, 16
@@ -325,6 +326,164 @@ def epochs_of_one_order(faulty: bool) -> Program:
 def rectifier_before_cross_entropy(faulty: bool) -> Program:
     model = classifier(*[nn.ReLU()] * faulty)
     return model, updates(lambda model: F.cross_entropy(model(torch.randn(6, 8)), torch.randint(0, 4, (6,))))
+
+
+@program("rectified-scores")
+def dropout_before_cross_entropy(faulty: bool) -> Program:
+    layers = [nn.Linear(8, WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, 4)]
+    model = nn.Sequential(*(layers[::2] + layers[1:2] if faulty else layers))
+    return model, updates(lambda m: F.cross_entropy(m(torch.randn(6, 8)), torch.randint(0, 4, (6,))))
+
+
+@program("dropout-repeats")
+def seed_in_the_loop(faulty: bool) -> Program:
+    seeds = iter(range(100))
+
+    def loss(model: Any) -> Any:
+        torch.manual_seed(next(seeds) * (not faulty))
+        return F.mse_loss(model(torch.randn(16, 8)), torch.randn(16, 4))
+
+    return nn.Sequential(nn.Linear(8, WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, 4)), updates(loss)
+
+
+@program("one-row", "places")
+def positions_are_all_0(faulty: bool) -> Program:
+    model = Decoder()
+    if faulty:
+        model.places.register_forward_pre_hook(lambda _, ids: torch.zeros_like(ids[0]))
+    return model, updates(next_loss)
+
+
+@program("term-without-gradient")
+def term_is_detached(faulty: bool) -> Program:
+    def loss(model: Any) -> Any:
+        scores = model(torch.randn(6, 8))
+        size = F.mse_loss(scores.detach() if faulty else scores, torch.ones(6, 4))
+        return 0.5 + 2 * F.cross_entropy(scores, torch.randint(0, 4, (6,))) - size / 3
+
+    return classifier(), updates(loss)
+
+
+class Router(nn.Module):  # type: ignore[misc]
+    """A layer that keeps its balancing loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.head = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 4)
+        self.aux_loss: Any = None
+
+    def forward(self, x: Any) -> Any:
+        shares = self.gate(x).softmax(-1)
+        self.aux_loss = shares.mean(0).pow(2).sum()
+        return self.head(shares)
+
+
+@program("loss-unused", "aux_loss")
+def balancing_loss_is_not_added(faulty: bool) -> Program:
+    """In the healthy program it has a backward of its own."""
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(torch.randn(6, 8)), torch.randint(0, 4, (6,)))
+            loss.backward(retain_graph=True)
+            if not faulty:
+                model.aux_loss.backward()
+            optimizer.step()
+
+    return Router(), loop
+
+
+@program("goal-not-detached")
+def goal_of_the_best_action(faulty: bool) -> Program:
+    def loss(model: Any) -> Any:
+        goal = torch.randn(6, 1) + 0.9 * model(torch.randn(6, 8)).max(1, keepdim=True).values
+        chosen = model(torch.randn(6, 8)).gather(1, torch.randint(0, 4, (6, 1)))
+        return F.mse_loss(chosen, goal if faulty else goal.detach())
+
+    return classifier(), updates(loss)
+
+
+@program("checkpoint-random")
+def checkpoint_with_other_masks(faulty: bool) -> Program:
+    model = nn.Sequential(nn.Linear(8, WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, 4))
+
+    def loss(model: Any) -> Any:
+        x = torch.randn(6, 8, requires_grad=True)
+        return checkpoint(model, x, use_reentrant=False, preserve_rng_state=not faulty).pow(2).mean()
+
+    return model, updates(loss)
+
+
+@program("schedule-of-another")
+def schedule_of_an_optimizer_that_was_replaced(faulty: bool) -> Program:
+    def loop(model: Any, optimizer: Any) -> None:
+        owner = torch.optim.Adam(model.parameters()) if faulty else optimizer
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(owner, 100)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).pow(2).mean().backward()
+            optimizer.step()
+            schedule.step()
+
+    return classifier(), loop
+
+
+@program("schedule-ahead")
+def schedule_takes_two_steps_an_update(faulty: bool) -> Program:
+    def loop(model: Any, optimizer: Any) -> None:
+        total_steps = 40
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).pow(2).mean().backward()
+            optimizer.step()
+            for _ in range(1 + faulty):
+                schedule.step()
+
+    return classifier(), loop
+
+
+@program("schedule-restarted")
+def schedule_is_not_loaded(faulty: bool) -> Program:
+    def loop(model: Any, optimizer: Any) -> None:
+        state = optimizer.state_dict()
+        zeros = [torch.zeros_like(parameter) for parameter in model.parameters()]
+        rows = [{"step": torch.tensor(20.0), "exp_avg": zero, "exp_avg_sq": zero + 1} for zero in zeros]
+        optimizer.load_state_dict({**state, "state": dict(enumerate(rows))})
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        schedule.last_epoch = 0 if faulty else 20
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).pow(2).mean().backward()
+            optimizer.step()
+            schedule.step()
+
+    return classifier(), loop
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_an_evaluation_in_training_mode_is_found(
+    mode: bool,
+    found: Callable[..., Found],  # noqa: F811 - the fixture
+) -> None:
+    """By what batch normalization writes; a look at one batch, and an average that is put in and out, write less."""
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for step in range(24):
+            optimizer.zero_grad()
+            F.mse_loss(model(torch.randn(6, 8)), torch.randn(6, 4)).backward()
+            optimizer.step()
+            model.train(mode or step != 16)
+            with torch.no_grad():
+                assert all(model(torch.randn(6, 8)).isfinite().all() for _ in range({14: 1, 16: 4}.get(step, 0)))
+            if step == 18:
+                for _ in range(2):
+                    model.load_state_dict(model.state_dict())
+            model.train()
+
+    rows = found(loop, nn.Sequential(nn.Linear(8, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 4)))
+    assert rows == ([("evaluated-in-training", 18, ())] if mode else [])
 
 
 @program("made-in-forward")
@@ -679,7 +838,42 @@ def distances_of_all_pairs(model: Any, optimizer: Any) -> None:
         optimizer.step()
 
 
+def update_inside(model: Any, optimizer: Any) -> None:
+    """The loss of weights that a step has led to, whose graph has the nodes of a backward."""
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model[0](torch.randn(6, 8)).tanh().pow(2).mean()
+        weight = model[0].weight - 0.1 * torch.autograd.grad(loss, model[0].weight, create_graph=True)[0]
+        F.mse_loss(model[2](F.linear(torch.randn(6, 8), weight)), torch.randn(6, 4)).backward()
+        optimizer.step()
+
+
+def terms_that_stay_or_go(model: Any, optimizer: Any) -> None:
+    """A number is added to the loss, terms have weights of 0, and a seed is set where nothing is dropped."""
+    for step in range(STEPS):
+        torch.manual_seed(0)
+        optimizer.zero_grad()
+        loss = 0
+        loss += F.mse_loss(model(torch.randn(6, 8)), torch.zeros(6, 4))
+        (loss + 0.5 + 0.0 * step * model[0].weight.pow(2).sum()).backward()
+        optimizer.step()
+
+
+def schedules_of_stages(model: Any, optimizer: Any) -> None:
+    """Each stage has a schedule of its own, of the same optimizer."""
+    for _ in range(3):
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=20)
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).pow(2).mean().backward()
+            optimizer.step()
+            schedule.step()
+
+
 HABITS = [
+    update_inside,
+    terms_that_stay_or_go,
+    schedules_of_stages,
     clip_of_an_unused_part,
     clip_of_each_sample,
     norm_after_each_backward,

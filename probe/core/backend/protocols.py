@@ -553,6 +553,20 @@ class TrainingLoop(Protocol):
         """Call ``cut`` whenever, in training, activations are checkpointed so that no backward will reach what lies in
         between."""
 
+    def on_habit(self, noted: Callable[[str, Optimizer | None], None], faults: FaultCounter) -> Remove:
+        """Call ``noted`` with each habit of the program that is met: ``masks drawn anew``, a checkpoint of dropout that
+        does not keep the state of the random numbers; ``schedule``, a step of a schedule, with its optimizer."""
+
+    def advanced(self, optimizer: Optimizer) -> int | None:
+        """Return the step at which the schedule of an optimizer is that was stepped last; None if none was."""
+
+    def overrun(self, optimizer: Optimizer, times: int) -> str:
+        """Return a sentence on the schedule of an optimizer, which advances ``times`` steps in each update, if it ends
+        at a number of steps that the program has for itself; empty if it does not."""
+
+    def divided(self, parameters: Sequence[Parameter]) -> bool:
+        """Return whether ``parameters`` and their gradients are parts of a rank, which no total norm takes together."""
+
     def scale_of(self, root: Tensor) -> Tensor | None:
         """Return the factor by which a scaler has multiplied a loss, if one has."""
 
@@ -584,6 +598,9 @@ class TrainingLoop(Protocol):
         Args:
             names: names of the parameters by identity.
         """
+
+    def kept_losses(self, models: Sequence[Module], root: Tensor) -> Mapping[str, bool]:
+        """Return the names under which modules keep losses of their own, each with whether ``root`` is made of it."""
 
     def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
         """Return the gradient that each parameter holds now. Where gradients are arguments and results: the one with
@@ -633,6 +650,9 @@ class TrainingLoop(Protocol):
     def groups(self, optimizer: Optimizer) -> tuple[int, ...]:
         """Return the position of each parameter's group among those of :meth:`rates`, in the order of the parameters;
         empty if it is not known."""
+
+    def forwards(self, models: Sequence[Module]) -> int | None:
+        """Return a number that each forward in training mode raises by one; None if nothing shows it."""
 
     def resting(self, models: Sequence[Module]) -> tuple[str, ...]:
         """Return the names of larger parts of models in training mode that are in evaluation mode, and compute

@@ -18,18 +18,23 @@ from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.checks.gradients_discarded import GradientsDiscarded
+from probe.core.checks.habits import MasksDrawnAnew, OtherSchedule, PartsClipped
 from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.loss_form import (
     CopiedLabels,
     DoubleSoftmax,
+    DropoutRepeats,
     ExchangedAxes,
     InvertedMask,
     LateLabels,
     LogarithmMissing,
     MadeInForward,
     MixedSamples,
+    MovingGoal,
     NegatedLoss,
+    NoGradientTerm,
     OneClass,
+    OneRow,
     PaddingLearnt,
     PairwiseLoss,
     ReadsAhead,
@@ -40,7 +45,7 @@ from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
 from probe.core.checks.no_gradient import NoGradient
 from probe.core.checks.not_held import NotHeld
-from probe.core.checks.not_registered import NotRegistered
+from probe.core.checks.not_registered import NotRegistered, UnusedLoss
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
 from probe.core.checks.optimizer_remade import OptimizerRemade
@@ -48,15 +53,16 @@ from probe.core.checks.order_repeated import OrderRepeated
 from probe.core.checks.parameter_stuck import ParameterStuck
 from probe.core.checks.parameters_replaced import ParametersReplaced
 from probe.core.checks.rate_zero import RateZero
-from probe.core.checks.root_not_trained import RootNotTrained
+from probe.core.checks.root_not_trained import EvaluatedInTraining, RootNotTrained
 from probe.core.checks.scaled_update import ScaledUpdate
 from probe.core.checks.scaling_fails import ScalingFails
+from probe.core.checks.schedule_restarted import ScheduleRestarted
 from probe.core.checks.schedule_returns import ScheduleReturns
 from probe.core.checks.stale_gradient import StaleGradient
 from probe.core.checks.state_restarted import StateRestarted
 from probe.core.checks.tie_broken import TieBroken
 from probe.core.checks.turning_unstable import TurningUnstable
-from probe.core.checks.undivided_accumulation import AddedMeans
+from probe.core.checks.undivided_accumulation import AddedMeans, LossTimesRanks
 from probe.core.checks.unfrozen_not_held import UnfrozenNotHeld
 from probe.core.checks.unreduced_accumulation import UnreducedAccumulation
 from probe.core.checks.update_without_backward import UpdateWithoutBackward
@@ -75,19 +81,24 @@ CHECKS: dict[str, type[Check]] = {
     "update-without-backward": UpdateWithoutBackward,
     "gradients-discarded": GradientsDiscarded,
     "undivided-accumulation": AddedMeans,
+    "loss-times-ranks": LossTimesRanks,
     "clip-before-unscale": ClipBeforeUnscale,
     "clip-after-update": ClipAfterUpdate,
     "clip-of-nothing": ClipOfNothing,
     "clip-each-backward": ClipEachBackward,
     "scaled-update": ScaledUpdate,
     "not-registered": NotRegistered,
+    "loss-unused": UnusedLoss,
     "unreduced-accumulation": UnreducedAccumulation,
     "parameter-stuck": ParameterStuck,
     "tie-broken": TieBroken,
     "written-between-updates": WrittenBetweenUpdates,
     "root-not-trained": RootNotTrained,
+    "evaluated-in-training": EvaluatedInTraining,
     "rate-zero": RateZero,
     "schedule-ahead": ScheduleReturns,
+    "schedule-of-another": OtherSchedule,
+    "schedule-restarted": ScheduleRestarted,
     "unfrozen-not-held": UnfrozenNotHeld,
     "state-restarted": StateRestarted,
     "optimizer-remade": OptimizerRemade,
@@ -98,6 +109,8 @@ CHECKS: dict[str, type[Check]] = {
     "gradient-apart": GradientApart,
     "gradient-fades": GradientFades,
     "checkpoint-cut": CheckpointCut,
+    "checkpoint-random": MasksDrawnAnew,
+    "clip-of-parts": PartsClipped,
     "initialisation": BeginsWrong,
     "symmetric-units": AlikeUnits,
     "router-untrained": RouterUntrained,
@@ -112,6 +125,10 @@ CHECKS: dict[str, type[Check]] = {
     "loss-negated": NegatedLoss,
     "rectified-scores": RectifiedScores,
     "made-in-forward": MadeInForward,
+    "one-row": OneRow,
+    "dropout-repeats": DropoutRepeats,
+    "term-without-gradient": NoGradientTerm,
+    "goal-not-detached": MovingGoal,
     "same-order": OrderRepeated,
     "one-class-batches": OneClass,
     "axes-exchanged": ExchangedAxes,

@@ -8,9 +8,9 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import Literal, NamedTuple
 
-Form = Literal["probabilities", "log-probabilities", "sigmoid", "rectified", "numbers"]
-"""Form of the scores that a loss gets: rows that are not negative and sum to 1, their logarithms, what a sigmoid has
-returned, or any numbers."""
+Form = Literal["probabilities", "log-probabilities", "sigmoid", "rectified", "dropped", "numbers"]
+"""Form of the scores that a loss gets: rows that are not negative and sum to 1, their logarithms, what a sigmoid, a
+rectifier or dropout has returned, or any numbers."""
 Relation = Literal["next", "same", "second", "other"]
 """Relation of the labels of a loss to the tokens that the model got: the next token each, the same one, the one after
 the next, or none of these."""
@@ -131,9 +131,17 @@ class LossGraph(NamedTuple):
     """Name of the loss whose negative is the root; empty if that is something else."""
     in_order: Callable[[], bool] = bool
     """Function that returns whether the loader whose batches are taken now reads its samples in their order."""
-    is_mean: bool = False
-    """True if the root is the mean of a loss over classes, as it is."""
+    factor: float = math.nan
+    """Factor by which the root is the mean of a loss over classes; NaN if it is something else."""
     any_causal: bool = False
     """True if the attention of a layer reads no next position, also where several sequences of tokens are read."""
     foreign: tuple[Callable[[], object], ...] = ()
     """Functions that return the parameters, as long as they exist, that no watched model and no optimizer has."""
+    moving_goal: bool = False
+    """True if a distance between a chosen score and the best of others has a gradient on both sides."""
+    one_row: tuple[str, ...] = ()
+    """Names of the tables of which one row is looked up at all places of all samples."""
+    constant: tuple[float, float] = 0.0, 0.0
+    """Part of the root that has no gradient, and the root; 0 in both if that is not known."""
+    dropped: tuple[float, float] | None = None
+    """Two numbers by which the mask of a dropout is known again; None if there is no dropout."""

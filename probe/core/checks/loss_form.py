@@ -27,6 +27,10 @@ CLASSES = 4
 """Classes at least of which no one fills several batches by being frequent."""
 
 
+SEEN = 3e-6
+"""Part of a loss that is no rounding."""
+
+
 class LossFault(NamedTuple):
     """Fault of losses: a sentence and its numbers."""
 
@@ -66,6 +70,10 @@ class LossForm(FactCheck):
         calls = [call for call in graph.losses if call.rows > 1 and cls.concerns(call)]
         return cls.found(calls) if calls else None
 
+    def fault(self, graph: LossGraph) -> LossFault | None:
+        """Return the fault of the losses in a graph, which may depend on earlier ones; None if there is none."""
+        return self.in_graph(graph)
+
     def missing(self) -> str | None:
         """Return why nothing could be judged so far; None if something was judged."""
         return super().missing() if self.judged or self._graph is None else NotApplicable(self.absent)
@@ -77,7 +85,7 @@ class LossForm(FactCheck):
             return
         self._graph, graph = facts.loss_graph, facts.loss_graph()
         self.judged |= any(call.rows > 1 and self.concerns(call) for call in graph.losses)
-        fault = self.in_graph(graph)
+        fault = self.fault(graph)
         if fault is not None:
             self._since = self._since if self._number else facts.step
             self._number += 1
@@ -417,14 +425,15 @@ class OneClass(OfShapes):
 
 
 class RectifiedScores(LossForm):
-    """Report a loss over classes that gets what a rectifier has returned: scores below zero, by which classes are
-    excluded, are cut off with their gradient."""
+    """Report a loss over classes that gets what a rectifier or dropout has returned: scores below zero, by which
+    classes are excluded, are cut off with their gradient, and dropout hides classes at random.
+    """
 
     name = "rectified-scores"
     title = "Scores are rectified"
-    why = "Classes are learnt late or never: a unit that is off for all samples has no gradient."
+    why = "Classes are learnt late or never: a score that is 0 has no gradient."
     source = "https://doi.org/10.1145/3510003.3510099"
-    remedy = "Leave out the rectifier behind the last layer."
+    remedy = "Leave out the rectifier or dropout behind the last layer."
     absent = "no loss that applies a softmax or sigmoid"
 
     @classmethod
@@ -435,11 +444,17 @@ class RectifiedScores(LossForm):
     @classmethod
     def found(cls, calls: Sequence[LossCall]) -> LossFault | None:
         """Return the fault of some losses; None if there is none."""
-        if any(call.form != "rectified" for call in calls):
+        forms = {call.form for call in calls}
+        if forms == {"rectified"}:
+            text = message(
+                "{function} gets what a rectifier has returned: no score is below zero", function=calls[0].function
+            )
+        elif forms == {"dropped"}:
+            text = message(
+                "{function} gets what dropout has returned: scores are set to 0 at random", function=calls[0].function
+            )
+        else:
             return None
-        text = message(
-            "{function} gets what a rectifier has returned: no score is below zero", function=calls[0].function
-        )
         return LossFault(text, {"calls": len(calls)})
 
 
@@ -458,21 +473,107 @@ class MadeInForward(OfShapes):
         self._last: tuple[Callable[[], object], ...] = ()
         """Such parameters of the graph before."""
 
-    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
-        """Return the findings with this update."""
-        facts = update.facts
-        if facts.loss_graph is None or facts.loss_graph is self._graph:
-            return
-        self._graph, before, self._last = facts.loss_graph, self._last, facts.loss_graph().foreign
+    def fault(self, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
         self.judged = True
-        if before and self._last and all(refers() is None for refers in before):
-            self._since, self._number = self._since if self._number else facts.step, self._number + 1
-            if self._number == self.graphs:
-                text = message(
-                    "{number} parameters that the loss uses are made anew for each forward, and no optimizer has them",
-                    number=len(self._last),
-                )
-                yield self.finding(facts, self._since, text, {"parameters": len(self._last)})
+        before, self._last = self._last, graph.foreign
+        if not before or not self._last or any(refers() is not None for refers in before):
+            return None
+        text = message(
+            "{number} parameters that the loss uses are made anew for each forward, and no optimizer has them",
+            number=len(self._last),
+        )
+        return LossFault(text, {"parameters": len(self._last)})
+
+
+class OneRow(OfShapes):
+    """Report a table of embeddings, of more rows than sequences have positions, of which one row is looked up at all
+    places of all samples: positions that are all 0, or tokens that are all unknown."""
+
+    name = "one-row"
+    title = "One row looked up"
+    why = "The model does not see what the table stands for, such as the order of the tokens."
+    source = "https://github.com/huggingface/transformers/pull/42309"
+    remedy = "Look at the indices: whether positions were counted, and whether tokens are of this vocabulary."
+    graphs = 4
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if not graph.one_row:
+            return None
+        text = message("one row of the table is looked up at all places of all samples")
+        return LossFault(text, {}, tuple(place for table in graph.one_row for place in _module(table)))
+
+
+class DropoutRepeats(OfShapes):
+    """Report a dropout that hides the same units in each of the first losses: a seed is set in the loop."""
+
+    name = "dropout-repeats"
+    title = "Dropout repeats"
+    why = "Some units are never trained, and all random numbers of the loop are the same in each step."
+    source = "https://github.com/PaddlePaddle/Paddle/issues/7796"
+    remedy = "Set the seed once, before the loop."
+    graphs = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[float, float] | None = None
+
+    def fault(self, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        before, self._last = self._last, graph.dropped
+        if before is None or before != self._last:
+            return None
+        return LossFault(message("dropout hides the same units in each step"), {"units": before[1]})
+
+
+class NoGradientTerm(OfShapes):
+    """Report a loss of which a part has no gradient and is another one in each graph: a term of what was detached.
+
+    The other terms must be losses of the framework, whose values are computed again.
+    """
+
+    name = "term-without-gradient"
+    title = "Term without gradient"
+    why = "The term is in the loss that is shown, and training does not lower it."
+    source = "https://github.com/yifita/deep_cage/issues/16"
+    remedy = "Leave out detach(), item() and no_grad() in what computes the term."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = 0.0
+        """Such a part of the first graph."""
+
+    def fault(self, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        part, loss = graph.constant
+        if not (isfinite(part) and abs(part) > SEEN * abs(loss)):
+            return None
+        self._first = self._first or part
+        if abs(part - self._first) <= SEEN * abs(loss):
+            return None
+        text = message("{part:.3g} of a loss of {loss:.3g} is a term without gradient", part=part, loss=loss)
+        return LossFault(text, {"part": part, "loss": loss})
+
+
+class MovingGoal(OfShapes):
+    """Report a distance between a score that was chosen, as of an action, and a goal of the best of other scores, that
+    has a gradient on both sides: the goal of Q learning was not detached."""
+
+    name = "goal-not-detached"
+    title = "Goal is not detached"
+    why = "The update pulls the goal to the score, too, and values are not those of the rewards."
+    source = "https://docs.pytorch.org/tutorials/intermediate/reinforcement_q_learning.html"
+    remedy = "Compute the goal under no_grad(), or detach it."
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if not graph.moving_goal:
+            return None
+        text = message("the goal, of the best scores, has a gradient, as the scores have that are compared with it")
+        return LossFault(text, {})
 
 
 class NegatedLoss(OfShapes):

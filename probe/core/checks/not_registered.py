@@ -10,6 +10,32 @@ from probe.core.checks.places import ancestors, listing
 from probe.core.language import message
 
 
+class UnusedLoss(FactCheck):
+    """Report a loss that a module keeps as its attribute, such as the balancing loss of a router, and of which none of
+    the first losses is made whose backward runs."""
+
+    name = "loss-unused"
+    title = "Loss is not used"
+    why = "Nothing lowers it: the experts of a router, say, are not balanced."
+    source = "https://github.com/jingyaogong/minimind/issues/140"
+    sees = "attributes of modules, and the graph of a loss now and then"
+    remedy = "Add it to the loss, or compute it under no_grad() if it is only to be shown."
+    lacks = "no graph of a loss was seen"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reported = False
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        self.judged |= bool(facts.uses)
+        if facts.unused and not self._reported:
+            self._reported = True
+            text = message("{places} has a graph, and no loss is made of it", places=listing(facts.unused))
+            yield self.finding(facts, facts.step, text, {"losses": len(facts.unused)}, facts.unused)
+
+
 class NotRegistered(FactCheck):
     """Report parameters of modules in a plain list, tuple or dictionary of a model that the loss uses, that require a
     gradient and that are in no optimizer: ``parameters()`` does not return them."""

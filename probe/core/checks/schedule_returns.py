@@ -21,14 +21,15 @@ FLAT = 0.6
 class ScheduleReturns(ChangeCheck):
     """Report a learning rate that falls to nothing as a cosine does, and rises again along the same curve.
 
-    New starts leap, and warm-ups and cycles that are straight lines rise as fast at the bottom as later.
+    New starts leap, and warm-ups and cycles that are straight lines rise as fast at the bottom as later. A schedule
+    that advances several steps in each update, and ends at a number of steps that the program has, is reported at once.
     """
 
     name = "schedule-ahead"
     title = "Schedule runs ahead"
     why = "The rate reaches its end early, or rises again."
     source = "https://github.com/huggingface/accelerate/issues/2926"
-    sees = "learning rates of the optimizer's groups at each update"
+    sees = "learning rates of the optimizer's groups and the step of its schedule at each update"
     remedy = "Step the schedule once an update, or make it for as many steps as it is stepped."
     lacks = "no learning rate is known on the host"
 
@@ -44,6 +45,9 @@ class ScheduleReturns(ChangeCheck):
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
+        if facts.overrun and facts.backwards == 1:  # of several, it may be stepped with each by intention
+            # it was so in the last three updates, and counts from the one before these
+            yield self.finding(facts, max(0, facts.step - 3), facts.overrun, {})
         rate = max(facts.rates, default=float("nan"))
         if isnan(rate):
             return

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.streak import Streak
 from probe.core.checks.update_facts import UpdateFacts
 from probe.core.language import message
 
@@ -48,7 +49,7 @@ class AddedMeans(FactCheck):
         self.judged = True
         graph = facts.loss_graph()
         self._kinds |= {(call.function, call.classes, call.rows) for call in graph.losses}
-        alone = facts.alone and graph.is_mean and len(self._kinds) == 1 and facts.backwards >= self._backwards
+        alone = facts.alone and graph.factor == 1 and len(self._kinds) == 1 and facts.backwards >= self._backwards
         if not alone or (facts.rewritten and facts.clips is None):
             self._number, self._backwards = UPDATES, facts.backwards  # a program with another habit has it always
             return
@@ -64,3 +65,43 @@ class AddedMeans(FactCheck):
         )
         grade: Grade = "note" if facts.normalises and facts.clip == 1 else "warning"
         return self.finding(facts, self._since, text, {"micro batches": facts.backwards}, grade=grade)
+
+
+class LossTimesRanks(FactCheck):
+    """Report a mean loss that is multiplied, or divided, by the number of ranks, where the wrapper averages gradients
+    over these. Losses of which each rank computes a part of the classes, as contrastive ones, are left out, and so are
+    updates of several micro batches. Adam and its like without clipping hardly notice it: then it is a note.
+    """
+
+    name = "loss-times-ranks"
+    title = "Loss times ranks"
+    why = "The gradient is as many times too large, or too small, as there are ranks."
+    source = "https://github.com/neuralmagic/sparseml/pull/135"
+    sees = "the root of a backward now and then, and whether the wrapper averages gradients"
+    remedy = "Pass the mean loss of each rank to the backward: the wrapper averages the gradients."
+    lacks = NotApplicable("no wrapper that averages gradients")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._graph: object = None
+        self._streak = Streak(UPDATES)
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        fresh = facts.loss_graph is not None and facts.loss_graph is not self._graph
+        self._graph = facts.loss_graph
+        if facts.loss_graph is None or not fresh or not facts.reduced or facts.world < 2:
+            return
+        self.judged = True
+        graph, world = facts.loss_graph(), facts.world
+        is_part = any(call.classes == world * call.rows for call in graph.losses)
+        wrong = graph.factor in (world, 1 / world) and facts.backwards == 1 and not is_part
+        if self._streak.completes(wrong and facts.still_scaled is None, facts.step):
+            text = message(
+                "the mean loss is multiplied by {factor:.3g}, and the wrapper averages over {world} ranks",
+                factor=graph.factor,
+                world=world,
+            )
+            grade: Grade = "note" if facts.normalises and facts.clip == 1 else "warning"
+            yield self.finding(facts, self._streak.since, text, {"factor": graph.factor, "ranks": world}, grade=grade)

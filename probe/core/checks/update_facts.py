@@ -172,6 +172,17 @@ class UpdateFacts(NamedTuple):
     """True if a loss gave a gradient to something that is no known parameter, as adversarial inputs get one."""
     order_repeated: bool = False
     """True if a sampler has begun an epoch with the number, and so the order, of the one before."""
+    habits: frozenset[str] = frozenset()
+    """Habits of the program since the last update that harm in any loop, see :mod:`probe.core.checks.habits`."""
+    forwards: int | None = None
+    """Number that each forward in training mode raises by one, on the only rank; None if it is not known."""
+    scheduled: int | None = None
+    """Step at which the optimizer's schedule is; None if none was stepped."""
+    overrun: str = ""
+    """Sentence on a schedule that goes on by several steps in each update, though it was made for the number of updates
+    of the program; empty if that is not known."""
+    unused: tuple[str, ...] = ()
+    """Losses that modules keep, and of which no loss is made that was surveyed."""
     normalises: bool = False
     """True if the size of the update does not depend on that of the gradients: Adam and its like."""
     resting: tuple[str, ...] = ()

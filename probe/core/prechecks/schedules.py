@@ -8,7 +8,7 @@ from probe.core.checks.check import CheckFinding, NotApplicable
 from probe.core.checks.schedule_returns import ScheduleReturns
 from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck
-from probe.core.prechecks.trial import ScheduleFacts, Trial
+from probe.core.prechecks.trial import Trial
 
 
 class ScheduleAhead(Precheck):
@@ -28,9 +28,7 @@ class ScheduleAhead(Precheck):
             times = min(row.advances, default=0)
             if times < 2:
                 continue
-            text = message(
-                "{kind} advances {times} steps in each update{row}", kind=row.kind, times=times, row=_end(row, times)
-            )
+            text = ahead(row.kind, times, row.horizon, row.planned)
             evidence = {"steps": times, "horizon": row.horizon}
             micro = not row.by_processes and times == row.backwards and not row.horizon
             yield self.finding(text, evidence, grade="warning" if row.planned or micro else "note")
@@ -42,12 +40,18 @@ class ScheduleAhead(Precheck):
         return None if any(row.advances for row in trial.schedules) else "fewer than two updates"
 
 
-def _end(row: ScheduleFacts, times: int) -> str:
-    if not row.planned:
-        return ""
-    return message(
+def ahead(kind: str, times: int, horizon: int, planned: str) -> str:
+    """Return the sentence on a schedule.
+
+    Args:
+        planned: name of the number of steps that it ends at; empty if it is not known.
+    """
+    end = message(
         ": it ends at step {horizon}, as many as {planned}, so after {horizon2} updates",
-        horizon=row.horizon,
-        planned=row.planned,
-        horizon2=row.horizon // times,
+        horizon=horizon,
+        planned=planned,
+        horizon2=horizon // times,
+    )
+    return message(
+        "{kind} advances {times} steps in each update{row}", kind=kind, times=times, row=end if planned else ""
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from probe.core.backend.protocols import Tensor, TrainingLoop
+from probe.core.backend.protocols import Module, Tensor, TrainingLoop
 from probe.core.checks.loss_calls import LossGraph
 from probe.core.checks.parameter_use import ParameterUse
 
@@ -22,6 +22,7 @@ class GraphSurvey:
     Args:
         names: returns the names of the parameters by identity.
         unregistered: returns those of the parameters that no model registers and no optimizer has.
+        models: returns the models.
     """
 
     def __init__(
@@ -29,8 +30,11 @@ class GraphSurvey:
         loop: TrainingLoop,
         names: Callable[[], Mapping[int, str]],
         unregistered: Callable[[], Mapping[int, str]],
+        models: Callable[[], Sequence[Module]],
     ) -> None:
-        self._loop, self._names, self._unregistered = loop, names, unregistered
+        self._loop, self._names, self._unregistered, self._models = loop, names, unregistered, models
+        self._kept: dict[str, int] = {}
+        """Losses that modules keep, each with the number of graphs beside which it was, and in none of which."""
         self._losses, self._spent, self._began = 0, 0.0, time.perf_counter()
         self.uses: Mapping[str, ParameterUse] = {}
         """Use of each parameter that was met; the same object as long as nothing has changed."""
@@ -39,6 +43,8 @@ class GraphSurvey:
         """True if any leaf was no known parameter."""
         self.hidden: tuple[str, ...] = ()
         """Parameters of the latest graph that no model registers and no optimizer has."""
+        self.unused: tuple[str, ...] = ()
+        """Losses that modules keep, and of which no loss that was surveyed is made."""
         self.graph: Callable[[], LossGraph] | None = None
         """Function that waits for what the latest graph shows."""
 
@@ -59,4 +65,7 @@ class GraphSurvey:
         if any(self.uses.get(name) != use for name, use in uses.items()):
             self.uses = {**self.uses, **uses}
         self.graph = self._loop.loss_graph(root, names) or self.graph
+        for name, used in self._loop.kept_losses(self._models(), root).items():
+            self._kept[name] = -GRAPHS if used else self._kept.get(name, 0) + 1
+        self.unused = tuple(name for name, number in self._kept.items() if number == GRAPHS)
         self._spent += time.perf_counter() - begun

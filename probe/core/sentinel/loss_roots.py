@@ -35,7 +35,7 @@ class LossRoots:
         self._loop, self._tensors, self._faults, self._parts = loop, run.framework.tensors, run.faults, parts
         self.beginning: Beginning | None = None
         """Beginning of the values that are not finite, of a root since the last update."""
-        self.survey = GraphSurvey(loop, self._names, unregistered)
+        self.survey = GraphSurvey(loop, self._names, unregistered, lambda: [model for _, model in run.chunks])
         self.suspect: Callable[[], object] = lambda: None
         """Function that is called where a loss on the host is not finite."""
         self._tracing = True

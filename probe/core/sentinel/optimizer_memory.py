@@ -20,6 +20,8 @@ SOME = 8
 """Parameters by which a backward is seen to reach an optimizer, at most."""
 MOST_RETURNED = 64
 """Backwards whose gradients are remembered until the next update, where programs may drop them."""
+UPDATES_SCHEDULED = 3
+"""Updates in a row in which a schedule goes on by the same number of steps, if that is its habit."""
 MOST_PATTERNS = 64
 """Sets of gradients of one optimizer that are remembered."""
 
@@ -106,7 +108,20 @@ class OptimizerMemory:
         self._patterns: set[bytes] = set()
         """Sets of gradients that updates had."""
         self.rota = Rota(loop, (), ())
+        self.scheduled: int | None = None
+        """Step at which its schedule was at the last update."""
+        self.advances = 0, 0
+        """Steps by which that goes on in each update, and the number of updates in a row in which it did."""
         self.clear()
+
+    def advance(self, scheduled: int | None) -> int:
+        """Take the step at which the schedule is; return by how many it goes on, in the third update in a row in which
+        it does so, and 0 in others."""
+        if scheduled is None:
+            return 0
+        steps, before = scheduled - (scheduled if self.scheduled is None else self.scheduled), self.advances
+        self.scheduled, self.advances = scheduled, (steps, before[1] + 1 if steps == before[0] else 1)
+        return steps if self.advances[1] == UPDATES_SCHEDULED else 0
 
     def has_lost(self, gradients: Sequence[Tensor | None]) -> bool:
         """Return whether gradients are missing that the last update had, as never before; note those of this one."""

@@ -64,7 +64,7 @@ class Sentinel:
         """Threads on which backwards have run."""
         self._clipping: list[tuple[OptimizerMemory, Sequence[int]]] = []
         """Positions of the gradients whose total norm was computed last."""
-        self._of_nothing = self._clipped_nothing = False
+        self._of_nothing = self._of_parts = self._clipped_nothing = False
         """True if the last total norm was that of no gradient, and if such a norm was clipped by since the update."""
         self._cut = False
         """True if a checkpoint cut the graph since the last update."""
@@ -73,6 +73,8 @@ class Sentinel:
         self._sampler: ref[object] | None = None
         """Sampler of the epoch that has begun last, and its number, until an update."""
         self._epoch, self._order_repeated = 0, False
+        self._habits = set[str]()
+        """Habits of the program since the last update."""
         self._updating: dict[int, _Update] = {}
         """Updates that have begun, by the identity of the optimizer."""
 
@@ -84,6 +86,7 @@ class Sentinel:
             placed.callback(self._loop.on_total_norm(self.measured, self.clipped, faults))
             placed.callback(self._loop.on_cut(self.cut, faults))
             placed.callback(self._loop.on_epoch(self.epoch, faults))
+            placed.callback(self._loop.on_habit(self.habit, faults))
             return placed.pop_all().close
 
     @property
@@ -207,11 +210,22 @@ class Sentinel:
         self._order_repeated |= self._epochs.get(sampler) == number
         self._sampler, self._epoch = ref(sampler), number
 
+    def habit(self, name: str, optimizer: Optimizer | None) -> None:
+        """Note a habit of the program; of a schedule, whether another optimizer than its own has the parameters."""
+        if self._blind:
+            return
+        if optimizer is None:
+            self._habits.add(name)
+        elif self._optimizers.number(optimizer) is None:
+            owned = {*map(id, self._watch.run.framework.hooks.owned(optimizer))}
+            if any(not owned.isdisjoint(memory.identities) for memory in self._optimizers.all()):
+                self._habits.add("schedule of another")
+
     # Total norms.
 
     def measured(self, gradients: Sequence[Tensor]) -> None:
         """Take the norms of gradients that are about to be clipped."""
-        self._clipping, self._of_nothing = [], not gradients
+        self._clipping, self._of_nothing, self._of_parts = [], not gradients, False
         if self._blind:
             return
         identities = {*map(id, gradients)}
@@ -224,6 +238,7 @@ class Sentinel:
             ]
             if positions:
                 self._clipping.append((memory, positions))
+                self._of_parts |= self._loop.divided([memory.parameters[n] for n in positions])
                 self._norms.measure(memory, optimizer, all_gradients, positions)
 
     def clipped(self, total: float | Tensor, factor: Callable[[float], float]) -> None:
@@ -235,6 +250,8 @@ class Sentinel:
         """
         clipping, self._clipping = self._clipping, []
         self._clipped_nothing |= self._of_nothing
+        if self._of_parts:
+            self._habits.add("parts clipped")
         for memory, positions in clipping:
             used: Factor = factor(total) if isinstance(total, float) else memory.numbers.factor(total, factor)
             if memory.late:
@@ -290,6 +307,8 @@ class Sentinel:
     ) -> UpdateFacts:
         """Return what is known of an update before it, or after it if nothing has seen it."""
         visible = self._loop.shows_gradients(optimizer)
+        scheduled = self._loop.advanced(optimizer)
+        times = memory.advance(scheduled) if seen else 0
         return UpdateFacts(
             step=self._watch.run.clock.step,
             optimizer=number,
@@ -327,7 +346,17 @@ class Sentinel:
             order_repeated=self._order_repeated,
             inputs_learn=self.roots.survey.strangers,
             loss_graph=self.roots.survey.graph,
+            habits=frozenset(self._habits),
+            scheduled=scheduled,
+            overrun=self._loop.overrun(optimizer, times) if times > 1 else "",
+            forwards=self._forwards(),
+            unused=self.roots.survey.unused,
         )
+
+    def _forwards(self) -> int | None:
+        """Return what counts the forwards. Between ranks a wrapper writes the batch statistics, too."""
+        models = [model for _, model in self._watch.run.chunks]
+        return self._loop.forwards(models) if self._optimizers.world == 1 else None
 
     def _is_scaled(self, memory: OptimizerMemory, optimizer: Optimizer, scale: Tensor | None) -> bool:
         """Return whether the gradients of an update that begins have the factor of a scaler, which nothing takes away.
@@ -405,6 +434,7 @@ class Sentinel:
             self._epochs[sampler] = self._epoch
         self._sampler = None
         self._cut, self._clipped_nothing, self.roots.beginning = False, False, None
+        self._habits.clear()
         self._optimizers.forget_present()
         memory.clear()
         self._receive(ended)

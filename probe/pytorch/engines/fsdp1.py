@@ -72,9 +72,9 @@ def check_unwrapped(parameter: Parameter) -> None:
 def homes(model: torch.nn.Module) -> Iterator[tuple[Parameter, FlatUnit]]:
     """Yield every parameter of every unit, with the unit."""
     for module in _units(model):
-        unit = FlatUnit(module)
-        for parameter in _originals(module._handle.flat_param):
-            yield parameter, unit
+        if originals := _originals(module._handle.flat_param):  # else the model is refused
+            unit = FlatUnit(module)
+            yield from ((parameter, unit) for parameter in originals)
 
 
 def _units(model: torch.nn.Module) -> Iterator[Any]:

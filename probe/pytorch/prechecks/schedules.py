@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.optim import lr_scheduler
 
+from probe.core.prechecks.schedules import ahead
 from probe.core.prechecks.trial import ScheduleFacts
 from probe.launch.made_objects import note_made
 
@@ -73,6 +74,13 @@ class ScheduleWatch:
             kind = type(schedule).__name__
             rows.append(ScheduleFacts(kind, advances, backwards, horizon, name, by_processes, tuple(rates)))
         return rows
+
+
+def overrun(schedule: Any, times: int, frame: FrameType) -> str:
+    """Return a sentence on a schedule that advances ``times`` steps in each update, if it ends at a number of steps
+    that the program has; empty if it does not."""
+    horizon, name = _end(schedule, dict(_numbers(frame)), times)
+    return ahead(type(schedule).__name__, times, horizon, name) if name else ""
 
 
 def _is_of(schedule: Any, optimizer: Any) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf, nan
+from typing import Any
 
 import numpy as np
 import pytest
 
 from probe.core.checks import JudgedUpdate
 from probe.core.checks.beginning import owner
+from probe.core.checks.loss_calls import LossCall, LossGraph
 from probe.core.checks.parameter_use import ParameterUse
 from tests.core.checks.updates import NAMES, Training, findings, steps
 
@@ -170,6 +173,21 @@ def test_unreduced_gradients_are_found_at_the_second_update() -> None:
     assert steps("unreduced-accumulation", training.updates(9, reduced=False)) == [1]
     assert not findings("unreduced-accumulation", training.updates(9, reduced=True))
     assert not findings("unreduced-accumulation", training.updates(9))
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 0.5, 3.0])
+def test_a_loss_times_the_number_of_ranks_is_found(factor: float) -> None:
+    """In the second graph; not of several micro batches, nor where a rank has a part of the classes."""
+    call = LossCall(0, "cross_entropy", "", "numbers", 8, 16, 0.0, nan, "other", 0)
+
+    def grades(call: LossCall = call, **facts: Any) -> list[str]:
+        graphs = (LossGraph((call,), factor=factor) for _ in range(3))
+        rows = (Training(world=2, reduced=True).update(loss_graph=partial(lambda g: g, g), **facts) for g in graphs)
+        return [finding.grade for finding in findings("loss-times-ranks", rows)]
+
+    assert grades() == ["warning"] * (factor in (2, 0.5))
+    assert grades(normalises=True) == ["note"] * (factor in (2, 0.5))
+    assert grades(backwards=2) == grades(call._replace(classes=32)) == []
 
 
 def test_missing_gradients_are_one_note() -> None:

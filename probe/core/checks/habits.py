@@ -1,0 +1,89 @@
+"""Checks of habits of a program that harm in any loop, and are seen where they happen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.streak import Streak
+from probe.core.language import Message, message
+
+UPDATES = 3
+"""Updates in a row."""
+
+
+class Habit(FactCheck):
+    """Base of these checks."""
+
+    habit: ClassVar[str]
+    """Name of the habit among :attr:`probe.core.checks.update_facts.UpdateFacts.habits`."""
+    lacks = "no update was seen"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._streak = Streak(UPDATES)
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        raise NotImplementedError
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts, self.judged = update.facts, True
+        if self._streak.completes(self.habit in facts.habits, facts.step):
+            yield self.finding(facts, self._streak.since, self.sentence(), {"updates": UPDATES})
+
+
+class MasksDrawnAnew(Habit):
+    """Report checkpointing of modules with dropout that does not keep the state of the random numbers: the backward
+    computes them again with other masks."""
+
+    habit = "masks drawn anew"
+    name = "checkpoint-random"
+    title = "Checkpoint draws anew"
+    why = "The gradients are those of other activations than the loss."
+    source = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+    sees = "the arguments of checkpoints in training"
+    remedy = "Leave out preserve_rng_state=False, or switch dropout off."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("a checkpoint computes dropout again with other masks: preserve_rng_state is False")
+
+
+class PartsClipped(Habit):
+    """Report gradients that are divided among ranks, and that each rank clips by the norm of its own part."""
+
+    habit = "parts clipped"
+    name = "clip-of-parts"
+    title = "Parts are clipped apart"
+    why = "Parts are multiplied by different factors, and the update points elsewhere."
+    source = "https://github.com/pytorch/pytorch/issues/72548"
+    sees = "the gradients that each call to clip gets"
+    remedy = "Call clip_grad_norm_ of the model that FullyShardedDataParallel returns."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("each rank clips its part of the gradients by the norm of this part")
+
+
+class OtherSchedule(Habit):
+    """Report a schedule of an optimizer that makes no updates, while another one has its parameters."""
+
+    habit = "schedule of another"
+    name = "schedule-of-another"
+    title = "Schedule of another optimizer"
+    why = "The learning rate of the optimizer that makes the updates stays where it is."
+    source = "https://github.com/ildoonet/pytorch-gradual-warmup-lr/issues/27"
+    sees = "the optimizers of schedules, and the parameters that optimizers hold"
+    remedy = "Make the schedule with the optimizer that makes the updates, after that was made."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("a schedule is stepped whose optimizer makes no updates; another one has its parameters")
