@@ -280,7 +280,7 @@ def _around_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def on_habit(noted: Callable[[str, Any], None], faults: FaultCounter) -> Remove:
     """Call ``noted`` with ``masks drawn anew`` where activations with dropout are checkpointed without the state of the
-    random numbers, and with ``schedule`` and its optimizer where a schedule is stepped."""
+    random numbers, and with ``schedule`` and its optimizer where a schedule is stepped whose optimizer has not."""
     return _habits.listen(_Habits(noted, faults))
 
 
@@ -337,7 +337,8 @@ def _drops(part: torch.nn.Module) -> bool:
 
 def _scheduled(noted: Callable[[str, Any], None], _: Any, schedule: Any) -> None:
     _schedules[schedule.optimizer] = weakref.ref(schedule)
-    noted("schedule", schedule.optimizer)
+    if not getattr(schedule.optimizer, "_opt_called", False):  # else another steps through it, as SAM does
+        noted("schedule", schedule.optimizer)
 
 
 def advanced(optimizer: Any) -> int | None:

@@ -895,6 +895,31 @@ def test_habits_with_clips_and_scalers_are_none(
     assert found(loop, classifier()) == []
 
 
+class Around(torch.optim.Optimizer):  # type: ignore[misc, name-defined]
+    """Optimizer that makes its updates by one inside it, as SAM does."""
+
+    def __init__(self, parameters: Any, rate: float) -> None:
+        self.inside = torch.optim.Adam(parameters, rate)
+        super().__init__(self.inside.param_groups, {})
+
+    def step(self, closure: Any = None) -> None:
+        self.inside.step()
+
+
+def test_a_schedule_of_the_optimizer_inside_is_none(found: Callable[..., Found]) -> None:  # noqa: F811 - the fixture
+    """It sets the rate of the updates."""
+
+    def loop(model: Any, optimizer: Any) -> None:
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer.inside, 100)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).pow(2).mean().backward()
+            optimizer.step()
+            schedule.step()
+
+    assert found(loop, classifier(), make=Around) == []
+
+
 def test_parameters_in_a_list_that_have_an_optimizer_are_none(found: Callable[..., Found]) -> None:  # noqa: F811
     """The program passes them itself."""
     model = Listed(plain=True)
