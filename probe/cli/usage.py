@@ -63,11 +63,14 @@ def usage_error(error: Any, verb: str = "") -> Message:
         )
     else:
         text = str(error.format_message()).rstrip(".。")
+        if parameter is not None and getattr(error, "message", ""):
+            text = f"{_name(parameter)}: {error.message}".rstrip(".。")
         if parameter is None and context is not None:
             arguments = [p for p in context.command.params if p.param_type_name == "argument"]
             pieces = [_name(p) if p.required else f"[{_name(p)}]" for p in arguments]
             text += f"; expected `{' '.join([command, '[OPTIONS]', *pieces])}`"
-        expected = message("{command}: {text}", command=command, text=text[:1].lower() + text[1:])
+            text = f"{text[:1].lower()}{text[1:]}; leave out what is too many" if "extra" in text else text
+        expected = message("{command}: {text}", command=command, text=text)
         expected = joined("\n", [expected, *_meaning(parameter, meaning)])
     more = message("`{command} --help` describes every argument and option.", command=command)
     return joined("\n", [expected, more])
@@ -107,6 +110,12 @@ def _unknown_option(option: str, context: Any) -> Message:
         return message(text, option=option, name=name, example=example)
     if close is not None:
         return message("there is no option {option}; did you mean {close}?", option=option, close=close)
+    if context.command.name in ("run", "check"):
+        text = (
+            "there is no option {option}; expected one of {names}, and then a program: for an option of a launcher "
+            "write `{command} -- torchrun {option} ...`"
+        )
+        return message(text, option=option, names=", ".join(options), command=context.command_path)
     return message("there is no option {option}; expected one of {names}", option=option, names=", ".join(options))
 
 
@@ -139,7 +148,12 @@ def _wrong_value(error: Any, parameter: Any) -> Message | None:
         choices = _choices(parameter)
         one_of = message("one of {names}", names=", ".join(choices)) if choices else None
         expected = one_of or _KINDS.get(kind) or joined("", [str(first["msg"])])
-    return message("{name}: expected {expected}, got {value!r}", name=_name(parameter), expected=expected, value=value)
+    name = _name(parameter)
+    text = message("{name}: expected {expected}, got {value!r}", name=name, expected=expected, value=value)
+    advice = (
+        message("; for example {example}", example=EXAMPLES[name]) if name in EXAMPLES else message("; or leave it out")
+    )
+    return joined("", [text, advice])
 
 
 def _choices(parameter: Any) -> list[str]:

@@ -14,6 +14,7 @@ from probe.core.config.parse import read
 from probe.core.door import FaultCounter, attempt
 from probe.core.faults import Faults
 from probe.core.messages import complain
+from probe.core.monitor.legacy import PassedToTrainer
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
 from probe.launch.environment import CONFIG, DEFAULTS, configuration
 
@@ -32,7 +33,7 @@ class NumberReceiver(Protocol):
         """Record ``values`` of the step that ended last."""
 
 
-class Watching:
+class Watching(PassedToTrainer):
     """Part of the callbacks of trainers that watch a training.
 
     Args:

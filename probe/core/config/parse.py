@@ -215,6 +215,9 @@ def text_of(name: str, raw: bytes) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - raw.rfind(b"\n", 0, error.start)
         came = message("byte 0x{byte:02x}", byte=raw[error.start])
+        if b"\0" in raw[: error.start]:
+            text = "{name}: expected a configuration, got a binary file (a NUL among its first bytes); give its path"
+            raise ConfigError(name, [message(text, name=name)]) from None
         problem = message(
             "{place}: not UTF-8 ({came}): expected UTF-8, got {came}; save the file as UTF-8",
             place=f"{name}:{line}:{column}",
@@ -322,7 +325,8 @@ def _yaml(name: str, text: str) -> tuple[Any, _Find]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        advice, problem = message("correct it; texts with : or # stand in quotes"), error.problem or error.context
+        advice = message("correct it; texts with : or #, and those that begin with * or &, stand in quotes")
+        problem = error.problem or error.context
         rest = text[mark.index :] if mark else ""
         if re.search(r"^\s*(//|/\*)", text, re.MULTILINE):
             problem, advice = message("expected # before a comment, got //"), message("write # in its place")

@@ -40,6 +40,12 @@ class Command(Section):
     name: ClassVar[str]
     _answer: Callable[[State, str], None] | None = PrivateAttr(None)
 
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ValueError("; ".join(problems(error, type(self), lambda _: f"command {self.name}: "))) from None
+
     def received(self, answer: Callable[[State, str], None]) -> Command:
         """Return a copy whose answers go to ``answer``."""
         copy = self.model_copy()
@@ -163,13 +169,11 @@ def command_of(name: str, args: Mapping[str, Any]) -> Command:
     Raises:
         ValueError: naming every problem.
     """
-    model: type[Section] = _Named
     try:
-        model.model_validate({"command": name})
-        model = COMMANDS[name]
-        return COMMANDS[name].model_validate(dict(args))
+        _Named.model_validate({"command": name})
     except ValidationError as error:
-        raise ValueError("; ".join(problems(error, model, lambda _: f"command {name}: "[:100]))) from None
+        raise ValueError("; ".join(problems(error, _Named, lambda _: f"command {name}: "[:100]))) from None
+    return COMMANDS[name](**args)
 
 
 def folder_of(configuration: Path) -> Path:

@@ -304,9 +304,9 @@ def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problem
         problems.add(
             root / run.name,
             message(
-                "of an earlier run (of {number} rank), left out"
+                "of an earlier run (of {number} rank), left out; give each run a MONITOR_OUTPUT_DIR of its own"
                 if len(run.ranks) == 1
-                else "of an earlier run (of {number} ranks), left out",
+                else "of an earlier run (of {number} ranks), left out; give each run a MONITOR_OUTPUT_DIR of its own",
                 number=len(run.ranks),
             ),
             skipped=False,
@@ -400,7 +400,11 @@ def _interval(start: str | None, end: str | None) -> Callable[[str], bool]:
     last = _time("time_end", end) if end else None
     if first and last and first > last and (first.month, last.month) != (12, 1):
         raise ValueError(
-            message("time_end {end} is before time_start {start}: expected a closed interval", end=end, start=start)
+            message(
+                "time_end: expected one after time_start, {start}; got {end}: exchange them",
+                end=end,
+                start=start,
+            )
         )
     around = bool(first and last and first > last)
 
