@@ -36,7 +36,7 @@ def _lacking(module: str, name: str, path: object = None) -> str:
     from difflib import get_close_matches
     from pkgutil import iter_modules
 
-    advice = "docs/reference/python.md lists the modules, such as probe.pytorch and probe.mindspore"
+    advice = "TrainerMon is in probe.pytorch and probe.mindspore, and docs/reference/python.md lists all names"
     known = [*dir(sys.modules.get(module)), *(found.name for found in iter_modules(path))]  # type: ignore[arg-type]
     if name in _HOMES:
         advice = f"import it from {_HOMES[name]}"

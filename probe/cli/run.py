@@ -14,7 +14,7 @@ from zipfile import is_zipfile
 
 import typer
 
-from probe.core.language import joined, message
+from probe.core.language import Message, joined, message
 from probe.core.messages import complain
 from probe.launch.environment import CONFIG as CONFIG_VARIABLE
 from probe.launch.environment import DEEP, DEFAULT, LIGHT, NAMED, SWITCH, flags, watched
@@ -142,13 +142,7 @@ def _no_script(file: Path, verb: str) -> str:
         found = message("this is a folder without __main__.py: give the script in it")
         return "" if (file / "__main__.py").exists() else _expected(file, found)
     if not file.exists():
-        from probe.core.config.errors import nearest
-
-        beside = [str(path) for path in file.parent.glob("*.py")] if shutil.which(file) is None else []
-        if close := nearest(file, beside):
-            return _expected(file, message("there is no such file; did you mean {name}?", name=close))
-        text = "there is no such file: for another command write `probe {verb} -- {file} ...`"
-        return _expected(file, message(text, file=file, verb=verb))
+        return _expected(file, _missing(file, verb))
     if _is_script(file):
         return ""
     text, program = "for another program write `probe {verb} -- {program} {file} ...`", "PROGRAM"
@@ -157,15 +151,31 @@ def _no_script(file: Path, verb: str) -> str:
     elif verb == "run" and _is_configuration(str(file)):
         text = "this is a configuration: write `probe run -c {file} train.py`"
     elif os.access(file, os.X_OK) and not file.suffix:
-        text = "for another program write `probe {verb} -- {file} ...`"
+        text = "for another program write `probe {verb} -- {program} ...`"
+        program = os.path.join(file.parent, file.name)  # noqa: PTH118 - ./ stays, without which PATH is searched
     elif file.suffix in (".sh", ".bash"):
         program = "bash"
     return _expected(file, message(text, file=file, verb=verb, program=program))
 
 
+def _missing(file: Path, verb: str) -> Message:
+    """Return what is to be done about a script that is not there."""
+    from probe.core.config.errors import nearest
+
+    beside = [str(path) for path in file.parent.glob("*.py")] if shutil.which(file) is None else []
+    if close := nearest(file, beside):
+        return message("there is no such file; did you mean {name}?", name=close)
+    text = "there is no such file: for another command write `probe {verb} -- {file} ...`"
+    if str(file) == "-":
+        text = "for standard input write `probe {verb} -- python -`"
+    elif re.match(r"\w+:/", str(file)):
+        text = "this is a URL: load it down"
+    return message(text, file=file, verb=verb)
+
+
 def _is_script(file: Path) -> bool:
     """Return whether Python runs a file: no other ending, and no NUL in its text."""
-    if is_zipfile(file) or file.suffix == ".pyc":
+    if file.suffix == ".pyc" or not file.is_file() or is_zipfile(file):  # a pipe can be read once
         return True
     with suppress(OSError), file.open("rb") as opened:
         if b"\0" in opened.read(1024):

@@ -62,7 +62,7 @@ def usage_error(error: Any, verb: str = "") -> Message:
             example=" ".join(_example(command, context, parameter)),
         )
     else:
-        text = str(error.format_message()).rstrip(".。")
+        text = str(error.format_message()).rstrip(".。").replace("(s)", "s")
         if parameter is not None and getattr(error, "message", ""):
             text = f"{_name(parameter)}: {error.message}".rstrip(".。")
         if parameter is None and context is not None:
@@ -99,7 +99,7 @@ def _unknown_option(option: str, context: Any) -> Message:
         return message(text, option=option, command=context.command_path, verb=verb)
     shown = (parameter for parameter in context.command.params if not getattr(parameter, "hidden", False))
     options = [*(name for parameter in shown for name in parameter.opts if name.startswith("--")), "--help"]
-    close = nearest(option, options)
+    close, launches = nearest(option, options), context.command.name in ("run", "check")
     if close == "--help" and nearest(option, ["--help"], 0.8) is None:
         close = None
     named = (p for p in context.command.params if p.param_type_name == "argument" and p.name == option.strip("-"))
@@ -108,9 +108,9 @@ def _unknown_option(option: str, context: Any) -> Message:
         name = _name(argument)
         example = f"{context.command_path} {EXAMPLES.get(name, name)}"
         return message(text, option=option, name=name, example=example)
-    if close is not None:
+    if close is not None and not (launches and nearest(option, [close], 0.75) is None):
         return message("there is no option {option}; did you mean {close}?", option=option, close=close)
-    if context.command.name in ("run", "check"):
+    if launches:
         text = (
             "there is no option {option}; expected one of {names}, and then a program: for an option of a launcher "
             "write `{command} -- torchrun {option} ...`"

@@ -173,7 +173,7 @@ def _form(annotation: Any, value: object, is_list: bool) -> str:
             return message("; write {text}", text=json.dumps([part.strip() for part in value.split(",")]))
         return message("; write it in brackets: [...]") if isinstance(value, Mapping) else ""
     if get_origin(bare) is dict and not isinstance(value, Mapping):
-        return message("; write a key before each value: {{...}}")
+        return message("; write a key before each value")
     if isinstance(bare, type) and issubclass(bare, BaseModel) and not isinstance(value, Mapping):
         return message("; write keys such as {names} in it", names=", ".join([*bare.model_fields][:3]))
     return ""

@@ -129,6 +129,8 @@ def parse(name: str, text: str) -> ParsedConfig:
     if not isinstance(value, _Mapping):
         found = message("nothing") if value is None else f"a {type(value).__name__}"
         advice = message('write keys and values, such as {"wg_distribution": true}')
+        if isinstance(value, str):
+            advice = message("write a colon behind each key, such as wg_distribution: true")
         raise ConfigError(
             name,
             [

@@ -40,7 +40,10 @@ class Command(Section):
     name: ClassVar[str]
     _answer: Callable[[State, str], None] | None = PrivateAttr(None)
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *unnamed: Any, **values: Any) -> None:
+        if unnamed:
+            text = f"{type(self).__name__}: expected arguments by name, got {unnamed[0]!r:.80}"
+            raise TypeError(f"{text}; write {', '.join(f'{name}=...' for name in type(self).model_fields)}")
         try:
             super().__init__(**values)
         except ValidationError as error:

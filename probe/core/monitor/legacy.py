@@ -80,6 +80,10 @@ class CheckedAttributes(PassedToTrainer):
                 )
         super().__setattr__(name, value)
 
+    def __getstate__(self) -> object:
+        """Refuse to be copied or saved, as threads and files cannot be."""
+        raise TypeError(f"a {type(self).__name__} cannot be copied or saved; expected its state_dict(): save that")
+
     def _report(self, text: str, *values: object) -> None:
         """Log a mistake of the program, once for each text."""
         if text not in self._reported:

@@ -380,13 +380,15 @@ class Monitor(AssignedSettings):
         Wait for the device. Between the end of a step and the first forward of the next, return those of the step that
         ended; before the update, read the present reduced gradients. After a step that is not sampled, return nothing.
         """
-        return self._read(gradients_of)
+        return self._read(gradients_of, "wg_distribution")
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Return activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` does."""
-        return self._read(activations_of)
+        return self._read(activations_of, "xy_distribution")
 
-    def _read(self, read: Callable[[Run, TrainingSteps], tuple[Metrics, Metrics]]) -> tuple[Metrics, Metrics]:
+    def _read(self, read: Callable[[Run, TrainingSteps], tuple[Metrics, Metrics]], key: str) -> tuple[Metrics, Metrics]:
+        if not getattr(self.settings, key):
+            self._report(f"{key}: expected true where these numbers are asked for, got false: there are none")
         attachment = self._attachment_for("no model is watched, so there are no numbers of gradients and activations")
         if attachment is None or attachment.session is None:
             return {}, {}
