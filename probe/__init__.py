@@ -11,6 +11,10 @@ _HOMES = {
     **dict.fromkeys(
         ("TrainerMon", "from_yaml", "MFLossMonitor", "TrainingStateMonitor"), "probe.pytorch or probe.mindspore"
     ),
+    **dict.fromkeys(
+        ("HuggingFaceCallback", "LightningCallback", "ComposerCallback", "ProbeTracker", "WatchedMetrics", "watch"),
+        "probe.pytorch.callbacks",
+    ),
     "ProbeCallback": "probe.mindspore, or that of a trainer from probe.pytorch.callbacks.huggingface, .lightning "
     "or .composer",
 }
@@ -52,4 +56,4 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'probe' has no attribute {name!r}")
 
 
-sys.meta_path.append(_LastFinder)  # type: ignore[arg-type]  # a class that finds
+sys.meta_path.append(_LastFinder)

@@ -148,7 +148,7 @@ def _no_script(file: Path, verb: str) -> str:
     text, program = "for another program write `probe {verb} -- {program} {file} ...`", "PROGRAM"
     if file.suffix == ".ipynb":
         text = "this is a notebook: `jupyter nbconvert --to script {file}` writes its script"
-    elif verb == "run" and _is_configuration(str(file)):
+    elif _is_configuration(str(file)):
         text = "this is a configuration: write `probe run -c {file} train.py`"
     elif os.access(file, os.X_OK) and not file.suffix:
         text = "for another program write `probe {verb} -- {program} ...`"

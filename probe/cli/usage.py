@@ -63,7 +63,7 @@ def usage_error(error: Any, verb: str = "") -> Message:
         )
     else:
         text = str(error.format_message()).rstrip(".。").replace("(s)", "s")
-        if parameter is not None and getattr(error, "message", ""):
+        if parameter is not None and hasattr(error, "message"):
             text = f"{_name(parameter)}: {error.message}".rstrip(".。")
         if parameter is None and context is not None:
             arguments = [p for p in context.command.params if p.param_type_name == "argument"]

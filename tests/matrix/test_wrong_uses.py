@@ -167,6 +167,15 @@ FILES = {
     "a tab": Use("eps:\n\tndigits: 1", "a.yaml:2:1", "expected spaces", "got a tab", "write spaces"),
     "two documents": Use("eps: 1\n---\neps: 2", "a.yaml:2:1", "one document", "a second", "remove the other"),
     "a star": Use("targets: {*.mlp: {}}", "a.yaml:1:12", "expected alphabetic", "found '.'", "stand in quotes"),
+    "an open quote": Use('output_dir: "a\nops: []', "a.yaml:1:13", "a closing quote", "got none", "close the text"),
+    "a key too deep": Use("eps: 1\n  ops: []", "a.yaml:2:6", "expected one key in a line", "got another", "write it"),
+    "a Chinese colon": Use("ops： [norm]", "a.yaml:1", "a mapping of keys", "a str", 'write ":" in place of "："'),
+    "a path of Windows": Use(
+        '{"output_dir": "C:\\runs"}', "a.json:1: output_dir", "path of a folder", "a control character", "write /"
+    ),
+    "Latin-1": Use(
+        '\ufeff{"output_dir": "caf\udce9"}', "a.json:1:20", "expected UTF-8", "got byte 0xe9", "save the file as UTF-8"
+    ),
     "an equals sign": Use("ops = [norm]", "a.yaml:1", "a mapping of keys", "a str", "write a colon behind each key"),
     "a binary file": Use("a\0\udc80", "a.json", "a configuration", "a binary file", "give its path"),
     "a list without its end": Use(
@@ -180,7 +189,7 @@ def test_a_wrong_file(name: str, tmp_path: Path) -> None:
     """What somebody has typed."""
     wrong = FILES[name]
     path = tmp_path / wrong.where.partition(":")[0]
-    path.write_text(wrong.use, errors="surrogateescape")
+    path.write_text(wrong.use, "utf-8", errors="surrogateescape")
     check(wrong, lambda: load(path))
 
 
