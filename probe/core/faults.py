@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from contextlib import AbstractContextManager
 
-from probe.core.errors import Misfit
 from probe.core.language import message
 
 WINDOW_SECONDS = 60.0
@@ -22,6 +21,10 @@ DEEP = "hooks: RecursionError"
 """Kind that is counted, not logged: at the recursion limit there is no room for logging."""
 
 _log = logging.getLogger("probe")
+
+
+class Misfit(Exception):  # noqa: N818 - nothing has failed
+    """Mismatch between an expected value and the one found."""
 
 
 class Faults:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as registry
 
 from probe.core.backend import pytree
 from probe.core.backend.protocols import Adam
-from probe.core.errors import Misfit
+from probe.core.faults import Misfit
 from probe.core.records import Coverage
 from probe.pytorch import device_moments, host_moments
 from probe.pytorch.dtensor import coverage, local

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from probe.core.door import attempt
-from probe.core.errors import Misfit
-from probe.core.faults import MOST_LOGGED, Faults
+from probe.core.faults import MOST_LOGGED, Faults, Misfit
 
 
 def test_many_different_faults_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:

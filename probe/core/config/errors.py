@@ -181,11 +181,12 @@ def _form(annotation: Any, value: object, is_list: bool) -> str:
 
 def _unquoted(value: object, expected: str) -> str:
     """Return an advice about a number, or about true or false, that is written as a text."""
-    text = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(str(value).lower(), str(value).lower())
-    is_flag = text in ("true", "false")
+    flag = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(str(value).lower(), str(value).lower())
     with suppress(ValueError):
-        if isinstance(value, str) and expected.startswith("true or false" if is_flag else ("a number", "an integer")):
-            return message("; write {text} without quotes", text=text if is_flag else f"{float(text):g}")
+        if isinstance(value, str) and expected.startswith("true or false") and flag in ("true", "false"):
+            return message("; write {text} without quotes", text=flag)
+        if isinstance(value, str) and expected.startswith(("a number", "an integer")):
+            return message("; write {text} without quotes", text=f"{float(value):.15g}")
     return ""
 
 

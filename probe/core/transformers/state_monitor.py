@@ -131,7 +131,7 @@ class StateMonitoring(CallbackCore):
         """
         self._never_attached.detach()
         hooks, parallel = self.framework.hooks, self.framework.parallel
-        hooks.check_model(model, Settings())
+        hooks.check_model(model, Settings.model_validate({}))
         found = [(str(name), thing) for name, thing in hooks.parameters(model) if hooks.trainable(thing)]
         names = {name: self.tag_name(name, thing) for name, thing in found}
         acting = parallel.acting(optimizer) if optimizer is not None else None

@@ -102,8 +102,8 @@ def pair_ranks(a: Side, b: Side, options: Options) -> list[tuple[int, int]]:
     if options.ranks:
         for rank, side in zip(options.ranks, (a, b), strict=True):
             if rank not in side.run.ranks:
-                there = ", ".join(map(str, side.run.ranks))
-                raise ValueError(f"--rank: expected one of the ranks of {side.root}: {there}; got {rank}")
+                listing = ", ".join(map(str, side.run.ranks))
+                raise ValueError(f"--rank: expected one of the ranks of {side.root}: {listing}; got {rank}")
         return [options.ranks]
     common = frozenset(of_b)
     ranks = [(rank, rank) for rank in of_a if rank in common]
