@@ -663,6 +663,17 @@ def test_doubts_about_what_is_watched(
     assert "has rank 1, and no number of ranks: expected WORLD_SIZE too; start all ranks with a launcher" in caplog.text
 
 
+def test_a_callback_in_its_place(parts: Parts, caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
+    """No mistake is told of one that is used as it should be; one that a trainer has twice is told."""
+    run = TrainerRun(parts.new, WG)
+    run.begin([parts.model], [parts.optimizer])
+    assert "expected once" not in capsys.readouterr().err
+    run.begin([parts.model], [parts.optimizer])
+    assert "expected once among the trainer's callbacks, got twice" in " ".join(capsys.readouterr().err.split())
+    run.end()
+    assert "expected numbers" not in caplog.text
+
+
 def test_a_monitor_in_the_place_of_a_callback(framework: Harness) -> None:
     """The error of its first call names the callbacks; that of any other attribute is Python's."""
     monitor = framework.TrainerMon(WG)
