@@ -3,11 +3,57 @@
 The entry point is the framework's own: ``from probe.pytorch import TrainerMon``. Importing this package loads nothing.
 """
 
+import sys
+
 __version__ = "0.1.0.dev0"
+
+_HOMES = {
+    **dict.fromkeys(
+        ("TrainerMon", "from_yaml", "MFLossMonitor", "TrainingStateMonitor"), "probe.pytorch or probe.mindspore"
+    ),
+    **dict.fromkeys(
+        ("HuggingFaceCallback", "LightningCallback", "ComposerCallback", "ProbeTracker", "WatchedMetrics", "watch"),
+        "probe.pytorch.callbacks",
+    ),
+    "ProbeCallback": "probe.mindspore, or that of a trainer from probe.pytorch.callbacks.huggingface, .lightning "
+    "or .composer",
+}
+"""Modules from which a name is imported that is made for a framework or a trainer."""
+
+
+class _LastFinder:
+    """Finder that is asked for what no module here has, and whose error says where it is."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG004
+        """Return None for a module of another package, or of the table of older paths.
+
+        Raises:
+            ModuleNotFoundError: without a name: ``from probe.pytorch import Trainer`` then ends with it.
+        """
+        older = sys.modules.get("probe.core.older_paths")
+        if fullname.startswith("probe.") and not (older is not None and older.has(fullname)):
+            raise ModuleNotFoundError(_lacking(*fullname.rpartition(".")[::2], path))
+
+
+def _lacking(module: str, name: str, path: object = None) -> str:
+    from difflib import get_close_matches
+    from pkgutil import iter_modules
+
+    advice = "TrainerMon is in probe.pytorch and probe.mindspore, and docs/reference/python.md lists all names"
+    known = [*dir(sys.modules.get(module)), *(found.name for found in iter_modules(path))]  # type: ignore[arg-type]
+    if name in _HOMES:
+        advice = f"import it from {_HOMES[name]}"
+    elif close := get_close_matches(name, known, 1):
+        advice = f"did you mean {close[0]}?"
+    return f"{module} has no {name}; {advice}"
 
 
 def __getattr__(name: str) -> object:
     """Raise an error that names the module of an entry point."""
-    if name in ("TrainerMon", "ProbeCallback", "from_yaml", "MFLossMonitor", "TrainingStateMonitor"):
-        raise ImportError(f"{name} is made for a framework: import it from probe.pytorch or probe.mindspore")
+    if name in _HOMES:
+        raise ImportError(_lacking("probe", name, []))
     raise AttributeError(f"module 'probe' has no attribute {name!r}")
+
+
+sys.meta_path.append(_LastFinder)

@@ -70,7 +70,9 @@ def flush(
     outlets = None if config is None else _outlets(config)
     folder = directory if directory.name == FOLDER else directory / FOLDER
     if not directory.is_dir():
-        complain(message("{directory}: expected a directory; give a run's MONITOR_OUTPUT_DIR", directory=directory))
+        complain(
+            message("{directory}: expected a directory, got none; give a run's MONITOR_OUTPUT_DIR", directory=directory)
+        )
         raise typer.Exit(2)
     spools = list(abandoned(folder))
     try:

@@ -126,7 +126,8 @@ def chosen(text: str) -> list[int]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ValueError(message("--steps: expected steps such as 10-20,25; got {text!r}", text=text))
+            expected = "--steps: expected steps such as 10-20,25; got {text!r}; leave it out for all"
+            raise ValueError(message(expected, text=text))
         span = range(int(first), int(last or first) + 1)
         if len(found) + span.stop - span.start > MOST_STEPS:
             raise ValueError(

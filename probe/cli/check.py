@@ -111,7 +111,9 @@ def _folder(output: Path | None, stack: ExitStack) -> Path:
     if output is None:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="probe-check-", ignore_cleanup_errors=True)))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        complain(message("--output: {path}: expected a new or empty folder", path=output))
+        complain(
+            message("--output: {path}: expected a new or empty folder, got one with files: name another", path=output)
+        )
         raise typer.Exit(2)
     output.mkdir(parents=True, exist_ok=True)
     return output.resolve()

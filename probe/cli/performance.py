@@ -45,7 +45,9 @@ def performance(
 
     with refusing(ValueError, ImportError, OSError):
         if hours is not None and not (isfinite(hours) and hours > 0):
-            raise ValueError(message("--hours: expected a number above 0, got {hours}", hours=hours))
+            raise ValueError(
+                message("--hours: expected a number above 0, got {hours}; leave it out for all", hours=hours)
+            )
         if out is not None:
             check_target(out, ".json")
         with Console(stderr=True).status("reading") as status:

@@ -14,9 +14,10 @@ from zipfile import is_zipfile
 
 import typer
 
-from probe.core.language import message
+from probe.core.language import Message, joined, message
 from probe.core.messages import complain
-from probe.launch.environment import DEEP, LIGHT, SWITCH, flags, watched
+from probe.launch.environment import CONFIG as CONFIG_VARIABLE
+from probe.launch.environment import DEEP, DEFAULT, LIGHT, NAMED, SWITCH, flags, watched
 from probe.launch.parent.following import follow
 
 CONFIG = ("-c", "--config")
@@ -53,7 +54,9 @@ def run(
     """
     arguments = list(program or [])
     if not arguments:
-        complain(message("expected a script, -m and a module or, after --, a command; `probe run --help` has examples"))
+        lacking = message("expected a script, -m and a module or, after --, a command; `probe run --help` has examples")
+        taken = message("{config}: taken for the configuration; ", config=config)
+        complain(lacking if config is None else joined("", (taken, lacking)))
         raise typer.Exit(2)
     named = ["-c"] * (config is not None) + ["--deep"] * deep + ["--light"] * light
     if len(named) > 1:
@@ -62,6 +65,8 @@ def run(
         raise typer.Exit(2)
     if config is not None:
         _check(config)
+    elif not named and (of_environment := os.environ.get(CONFIG_VARIABLE, DEFAULT)) not in NAMED:
+        _check(Path(of_environment), f"{CONFIG_VARIABLE}: ")
     command = command_of("run", module, arguments, sys.argv)
     if (switch := os.environ.get(SWITCH, "1")) not in ("", "0", "1"):
         text = "{variable}: expected 0, which switches the watching off, or 1, got {switch!r}: the program is watched"
@@ -88,7 +93,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     A script after ``--`` that cannot be run by itself is run by Python.
     """
     python = [sys.executable, *flags(sys.orig_argv)]
-    if module and arguments[0].endswith(".py") and Path(arguments[0]).exists():
+    if module and (os.sep in arguments[0] or (arguments[0].endswith(".py") and Path(arguments[0]).exists())):
         name = ".".join(Path(os.path.relpath(arguments[0])).with_suffix("").parts)
         text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
         complain(message(text, file=arguments[0], name=name))
@@ -137,21 +142,45 @@ def _no_script(file: Path, verb: str) -> str:
         found = message("this is a folder without __main__.py: give the script in it")
         return "" if (file / "__main__.py").exists() else _expected(file, found)
     if not file.exists():
-        from probe.core.config.errors import nearest
-
-        beside = [str(path) for path in file.parent.glob("*.py")] if shutil.which(file) is None else []
-        if close := nearest(file, beside):
-            return _expected(file, message("there is no such file; did you mean {name}?", name=close))
-        text = "there is no such file: for another command write `probe {verb} -- {file} ...`"
-        return _expected(file, message(text, file=file, verb=verb))
-    if not file.suffix[1:].isalpha() or file.suffix in PYTHON_SUFFIXES or is_zipfile(file):
+        return _expected(file, _missing(file, verb))
+    if _is_script(file):
         return ""
+    text, program = "for another program write `probe {verb} -- {program} {file} ...`", "PROGRAM"
     if file.suffix == ".ipynb":
         text = "this is a notebook: `jupyter nbconvert --to script {file}` writes its script"
-        return _expected(file, message(text, file=file))
-    program = {".sh": "bash", ".bash": "bash"}.get(file.suffix, "PROGRAM")
-    text = "for another program write `probe {verb} -- {program} {file} ...`"
+    elif _is_configuration(str(file)):
+        text = "this is a configuration: write `probe run -c {file} train.py`"
+    elif os.access(file, os.X_OK) and not file.suffix:
+        text = "for another program write `probe {verb} -- {program} ...`"
+        program = os.path.join(file.parent, file.name)  # noqa: PTH118 - ./ stays, without which PATH is searched
+    elif file.suffix in (".sh", ".bash"):
+        program = "bash"
     return _expected(file, message(text, file=file, verb=verb, program=program))
+
+
+def _missing(file: Path, verb: str) -> Message:
+    """Return what is to be done about a script that is not there."""
+    from probe.core.config.errors import nearest
+
+    beside = [str(path) for path in file.parent.glob("*.py")] if shutil.which(file) is None else []
+    if close := nearest(file, beside):
+        return message("there is no such file; did you mean {name}?", name=close)
+    text = "there is no such file: for another command write `probe {verb} -- {file} ...`"
+    if str(file) == "-":
+        text = "for standard input write `probe {verb} -- python -`"
+    elif re.match(r"\w+:/", str(file)):
+        text = "this is a URL: load it down"
+    return message(text, file=file, verb=verb)
+
+
+def _is_script(file: Path) -> bool:
+    """Return whether Python runs a file: no other ending, and no NUL in its text."""
+    if file.suffix == ".pyc" or not file.is_file() or is_zipfile(file):  # a pipe can be read once
+        return True
+    with suppress(OSError), file.open("rb") as opened:
+        if b"\0" in opened.read(1024):
+            return False
+    return not file.suffix[1:].isalpha() or file.suffix in PYTHON_SUFFIXES
 
 
 def _expected(file: Path, found: str) -> str:
@@ -165,14 +194,14 @@ def unwatched_by(command: list[str]) -> str:
     return next((flag for flag in flags(command) if re.fullmatch(r"-[a-zA-Z]*[EIS][a-zA-Z]*", flag)), "")
 
 
-def _check(config: Path) -> None:
+def _check(config: Path, of: str = "") -> None:
     from probe.core.config.errors import ConfigError
     from probe.core.config.load import load
 
     try:
         load(config)
     except ConfigError as error:
-        complain(str(error))
+        complain(joined("", (of, str(error))))
         raise typer.Exit(2) from None
 
 

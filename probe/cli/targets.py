@@ -111,7 +111,8 @@ def _read(file: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(
             message(
-                "{file}, line {lineno}: expected JSON as print_struct writes it, such as module_struct.json: {msg}",
+                "{file}, line {lineno}: expected JSON as print_struct writes it, got other text ({msg}); give its "
+                "module_struct.json",
                 file=file,
                 lineno=error.lineno,
                 msg=error.msg,

@@ -62,12 +62,15 @@ def usage_error(error: Any, verb: str = "") -> Message:
             example=" ".join(_example(command, context, parameter)),
         )
     else:
-        text = str(error.format_message()).rstrip(".。")
+        text = str(error.format_message()).rstrip(".。").replace("(s)", "s")
+        if parameter is not None and hasattr(error, "message"):
+            text = f"{_name(parameter)}: {error.message}".rstrip(".。")
         if parameter is None and context is not None:
             arguments = [p for p in context.command.params if p.param_type_name == "argument"]
             pieces = [_name(p) if p.required else f"[{_name(p)}]" for p in arguments]
             text += f"; expected `{' '.join([command, '[OPTIONS]', *pieces])}`"
-        expected = message("{command}: {text}", command=command, text=text[:1].lower() + text[1:])
+            text = f"{text[:1].lower()}{text[1:]}; leave out what is too many" if "extra" in text else text
+        expected = message("{command}: {text}", command=command, text=text)
         expected = joined("\n", [expected, *_meaning(parameter, meaning)])
     more = message("`{command} --help` describes every argument and option.", command=command)
     return joined("\n", [expected, more])
@@ -96,7 +99,7 @@ def _unknown_option(option: str, context: Any) -> Message:
         return message(text, option=option, command=context.command_path, verb=verb)
     shown = (parameter for parameter in context.command.params if not getattr(parameter, "hidden", False))
     options = [*(name for parameter in shown for name in parameter.opts if name.startswith("--")), "--help"]
-    close = nearest(option, options)
+    close, launches = nearest(option, options), context.command.name in ("run", "check")
     if close == "--help" and nearest(option, ["--help"], 0.8) is None:
         close = None
     named = (p for p in context.command.params if p.param_type_name == "argument" and p.name == option.strip("-"))
@@ -105,8 +108,14 @@ def _unknown_option(option: str, context: Any) -> Message:
         name = _name(argument)
         example = f"{context.command_path} {EXAMPLES.get(name, name)}"
         return message(text, option=option, name=name, example=example)
-    if close is not None:
+    if close is not None and not (launches and nearest(option, [close], 0.75) is None):
         return message("there is no option {option}; did you mean {close}?", option=option, close=close)
+    if launches:
+        text = (
+            "there is no option {option}; expected one of {names}, and then a program: for an option of a launcher "
+            "write `{command} -- torchrun {option} ...`"
+        )
+        return message(text, option=option, names=", ".join(options), command=context.command_path)
     return message("there is no option {option}; expected one of {names}", option=option, names=", ".join(options))
 
 
@@ -139,7 +148,12 @@ def _wrong_value(error: Any, parameter: Any) -> Message | None:
         choices = _choices(parameter)
         one_of = message("one of {names}", names=", ".join(choices)) if choices else None
         expected = one_of or _KINDS.get(kind) or joined("", [str(first["msg"])])
-    return message("{name}: expected {expected}, got {value!r}", name=_name(parameter), expected=expected, value=value)
+    name = _name(parameter)
+    text = message("{name}: expected {expected}, got {value!r}", name=name, expected=expected, value=value)
+    advice = (
+        message("; for example {example}", example=EXAMPLES[name]) if name in EXAMPLES else message("; or leave it out")
+    )
+    return joined("", [text, advice])
 
 
 def _choices(parameter: Any) -> list[str]:

@@ -54,10 +54,6 @@ def install(extra: str) -> str:
     return f'pip install -e ".[{extra}]"'
 
 
-class Misfit(Exception):  # noqa: N818 - nothing has failed
-    """Mismatch between an expected value and the one found."""
-
-
 ADVICE = {
     errno.ENOSPC: message("there is no space left: free some, or choose another folder"),
     errno.EDQUOT: message("the quota is used up: free some of it, or choose another folder"),

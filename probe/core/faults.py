@@ -23,6 +23,10 @@ DEEP = "hooks: RecursionError"
 _log = logging.getLogger("probe")
 
 
+class Misfit(Exception):  # noqa: N818 - nothing has failed
+    """Mismatch between an expected value and the one found."""
+
+
 class Faults:
     """Counts of faults, by place and kind.
 
@@ -39,7 +43,7 @@ class Faults:
         """Number of faults at the end of the stack, where not even :meth:`note` could be called."""
 
     def note(self, where: str, error: BaseException) -> None:
-        """Count ``error``; log the first of its kind in a window, with its traceback if it has one."""
+        """Count ``error``; log the first of its kind in a window, with its traceback if it has one and is no misfit."""
         kind = f"{where}: {type(error).__name__}"
         with self._locked():
             self._counts[kind] += 1
@@ -56,8 +60,9 @@ class Faults:
                 _log.warning("further faults are counted, not logged: see monitor.faults and manifest.json")
                 return
             text, number = f"{kind}: {error}"[:300], self._counts[kind]
+            trace = None if error.__traceback__ is None or isinstance(error, Misfit) else error
             seen = message(" (seen {number} times)", number=number) if number > 1 else ""
-            _log.warning("%s: %s%s", self._consequence, text, seen, exc_info=error if error.__traceback__ else None)
+            _log.warning("%s: %s%s", self._consequence, text, seen, exc_info=trace)
         except Exception:  # noqa: BLE001 - it is counted; an error without a text, or a log that fails, stops nothing
             self.lost(LOG, 1)
 

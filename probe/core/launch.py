@@ -59,7 +59,7 @@ def number_in(environ: Mapping[str, str], name: str, otherwise: int) -> int:
     text = environ.get(name, "").strip()
     if text and not text.isdecimal():
         raise RuntimeError(
-            f"environment variable {name}: expected a whole number, as a launcher sets it, got {text!r:.80}; correct "
-            "or unset it"
+            f"environment variable {name}: expected a whole number from 0 on, as a launcher sets it, got {text!r:.80}; "
+            "correct or unset it"
         )
     return int(text) if text else otherwise

@@ -47,12 +47,17 @@ OLDER_PACKAGES = frozenset({"probe.core.report", "probe.mindspore.monitor", "pro
 """Packages in the paths that have no folder."""
 
 
+def has(path: str) -> bool:
+    """Return whether a path is in the table, or a package of one that is."""
+    return path in OLDER_PATHS or path in OLDER_PACKAGES
+
+
 class OlderPathFinder:
     """Finder and loader of the modules in the table. Base classes of ``importlib.abc`` would cost each process 8 ms."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
         """Return the specification of a module in the table; None for any other."""
-        if fullname not in OLDER_PATHS and fullname not in OLDER_PACKAGES:
+        if not has(fullname):
             return None
         # ``python -m`` writes the origin into ``sys.argv[0]``, which must be a text.
         loader: Any = self  # typeshed asks for a child of importlib.abc.Loader

@@ -14,6 +14,7 @@ from probe.core.config.parse import read
 from probe.core.door import FaultCounter, attempt
 from probe.core.faults import Faults
 from probe.core.messages import complain
+from probe.core.monitor.legacy import PassedToTrainer
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
 from probe.launch.environment import CONFIG, DEFAULTS, configuration
 
@@ -24,6 +25,8 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 
 NEVER_BEGUN = "a callback of probe was made, and saw no training begin: pass it to the trainer, before training"
 
+TWICE = "a callback of probe: expected once among the trainer's callbacks, got twice: losses count twice; leave one out"
+
 
 class NumberReceiver(Protocol):
     """Receiver of numbers of the run, such as a ``TrainerMon``."""
@@ -32,7 +35,7 @@ class NumberReceiver(Protocol):
         """Record ``values`` of the step that ended last."""
 
 
-class Watching:
+class Watching(PassedToTrainer):
     """Part of the callbacks of trainers that watch a training.
 
     Args:
@@ -145,6 +148,10 @@ class TrainerRun:
             ValueError: for a model that cannot be watched. Any other failure is reported, and the training is not
                 watched.
         """
+        watched = [*models.values()] if isinstance(models, Mapping) else [*models]
+        if self._owned and self.monitor is watcher_of(watched) and getattr(self.monitor, "step", None) == begun:
+            complain(TWICE, "warning")
+            return
         self.end()
         if self._own is not None or not models or not optimizers:
             return
@@ -174,7 +181,7 @@ class TrainerRun:
         monitor.automatic, monitor.way, self.monitor = self._automatic, "callback", monitor
         monitor.set_monitor(named or _one([*models]), micro_batches, _one(optimizers), start_iteration=begun)
         check_attached(monitor, watched)
-        monitor.log()  # numbers of every step from the first on
+        monitor.log(step=monitor.step, loss=None)  # numbers of every step from the first on
         self._owned = True
         way = "the trainer's callback, which `probe run` adds" if self._automatic else "the program's callback"
         complain(attached(monitor, named or {"": next(iter(models))}, optimizers, begun, "the trainer", way), "info")

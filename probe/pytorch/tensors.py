@@ -13,6 +13,7 @@ from torch.utils import _pytree as registry
 
 from probe.core.backend import pytree
 from probe.core.backend.protocols import Adam
+from probe.core.faults import Misfit
 from probe.core.records import Coverage
 from probe.pytorch import device_moments, host_moments
 from probe.pytorch.dtensor import coverage, local
@@ -90,7 +91,7 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float,
         if all(tensor.device.type == "cpu" for tensor in detached):
             return host_moments.moments(detached, columns, eps if scale is None else eps * float(scale))
         if any(tensor.is_meta for tensor in detached):
-            raise ValueError("a tensor on the meta device has no elements")
+            raise Misfit("expected a tensor with values, got one of the meta device; give it values, by to_empty() say")
         return device_moments.moments(detached, columns, eps if scale is None else eps * scale)
 
 

@@ -104,6 +104,13 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
         (["logs", "prase"], ["probe logs: there is no verb prase; did you mean `probe logs parse`?"]),
         (["alert", "send"], ["probe alert: there is no verb send; expected one of test, flush"]),
         (["exporter", "--json-file"], ["probe exporter: --json-file: expected a value after it, got none"]),
+        (["check", "--nnodes", "2", "a.py"], ["there is no option --nnodes", "`probe check -- torchrun --nnodes ...`"]),
+        (["attach", "a.py"], ["PID...: expected a whole number, got 'a.py'; for example 4711"]),
+        (["anomalies", "a", "b"], ["[DIRECTORY]`; leave out what is too many"]),
+        (
+            ["merge", "http://a/b"],
+            ["DIRECTORY: http://a/b: expected a path, or a URL that begins with", "load it down"],
+        ),
         (["logs", "parse", ".", "--language", "fr"], ["--language: expected one of en, zh, got 'fr'"]),
         (
             ["--json", "anomalies"],

@@ -68,8 +68,11 @@ def test_different_is_1(runs: Path) -> None:
         (["--steps", "3-1"], "--steps: expected the smaller first, 1-3; got '3-1'"),
         (["--steps", "x"], "--steps: expected 0-99, 100-, -99 or 7; got 'x'"),
         (["--rank", "a"], "--rank: expected 3, or 0:3 for A's rank 0 and B's rank 3; got 'a'"),
-        (["--rank", "7"], "expected rank 7; there are 0, 1"),
-        (["--signals", "grad_reduce"], "--signals: 'grad_reduce' is no signal of A (nearest: 'grad_reduced')"),
+        (["--rank", "7"], "--rank: expected one of the ranks of "),
+        (
+            ["--signals", "grad_reduce"],
+            "--signals: 'grad_reduce' is no signal of A (nearest: 'grad_reduced'); there are ",
+        ),
         (["--ops", "nrm"], "--ops: 'nrm' is no number of A (nearest: 'norm')"),
         (["--map", "/nowhere.json"], "/nowhere.json: expected a mapping file"),
         (

@@ -238,6 +238,7 @@ V2 = '{"framework": "pytorch", "rank": [0], "monitors": {"weight_grad": {"enable
             "MindSpore Transformers",
             "nothing: set monitor_on",
         ),
+        ("a.yaml", "monitor_on: true\n", "MindSpore Transformers", "nothing: set monitor_on"),
         ("a.json", V2, "msprobe's Monitor V2", "weight gradients"),
         ("a.py", PYTHON, "InternEvo's monitor", "alerts        none"),
         ("a.txt", PYTHON, "InternEvo's monitor", "alerts        none"),

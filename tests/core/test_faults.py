@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from probe.core.faults import MOST_LOGGED, Faults
+from probe.core.door import attempt
+from probe.core.faults import MOST_LOGGED, Faults, Misfit
 
 
 def test_many_different_faults_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -16,6 +17,17 @@ def test_many_different_faults_do_not_flood_the_log(caplog: pytest.LogCaptureFix
     assert faults.counts == {f"actv of layer{number}: ValueError": 2 for number in range(10 * MOST_LOGGED)}
     assert len(caplog.records) == MOST_LOGGED + 1
     assert "monitor.faults" in caplog.messages[-1]
+
+
+def test_what_does_not_fit_has_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """The place in the package is of no use: the program's tensor is another than expected."""
+
+    def raising(kind: type[Exception]) -> None:
+        raise kind("odd")
+
+    for kind in (Misfit, ValueError):
+        attempt(Faults(), "actv of fc", raising, kind)
+    assert [record.exc_info is None for record in caplog.records] == [True, False]
 
 
 def test_faults_count_by_place_and_kind() -> None:

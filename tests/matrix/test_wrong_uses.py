@@ -7,8 +7,10 @@ import gc
 import inspect
 import json
 import pydoc
+import re
 import subprocess
 from collections.abc import Callable
+from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +22,11 @@ from probe.cli import app
 from probe.core import anomaly_processor
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.config.load import load
+from probe.core.control.command_requests import ReduceLearningRate
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.messages import lines
 from probe.core.monitor.trainer_mon import NEVER_SET
+from probe.core.monitor_v2.configuration import read_monitor_v2
 from probe.core.monitor_v2.trainer import NEVER_STARTED, TrainerMonitorV2
 from probe.launch.trainer_run import NEVER_BEGUN, TrainerRun
 from probe.services.performance import PerformanceMonitor
@@ -57,7 +61,6 @@ CONFIGURATIONS = {
     "a misspelt key": Use({"wg_distribtion": True}, "wg_distribtion", "unknown key", "wg_distribtion", "did you mean"),
     "a key of nobody": Use({"zzz": 1}, "zzz", "expected one that `probe config explain` lists", "zzz"),
     "a number for a switch": Use({"xy_distribution": 1}, "xy_distribution", "true or false", "got 1"),
-    "a text for a switch": Use({"all_xy": "true"}, "all_xy", "true or false", 'got "true"'),
     "null": Use({"format": None}, "format", "one or a list of csv", "got null"),
     "a negative step": Use({"start_step": -1}, "start_step", "an integer >= 0", "got -1"),
     "an interval of 0": Use({"step_interval": 0}, "step_interval", "an integer >= 1", "got 0"),
@@ -121,6 +124,9 @@ CONFIGURATIONS = {
         {"monitor": {"eps": 1, "ops": []}}, "monitor", "unknown key", "ops, eps in it", "write them in its place"
     ),
     "a URL to write to": Use({"output_dir": "s3://a/b"}, "output_dir", "path of a folder", "a URL", "copy it there"),
+    "a number in quotes": Use({"step_interval": "5"}, "step_interval", "an integer >= 1", 'got "5"', "write 5 without"),
+    "a switch in quotes": Use({"all_xy": "False"}, "all_xy", "true or false", "False", "false without quotes"),
+    "yes": Use({"all_xy": "yes"}, "all_xy", "true or false", 'got "yes"', "write true without quotes"),
     "the text of a file": Use('{"eps": 1}', "config_file_path", "the path of a file", "text of one", "json.loads"),
     "an address": Use({"dynamic_broadcast": "here"}, "dynamic_broadcast", "a host and a port", 'got "here"'),
     "a key that is a number": Use({12: 1}, "12", "expected a string as key", "got 12", "put it in quotes"),
@@ -160,6 +166,18 @@ FILES = {
     ),
     "a tab": Use("eps:\n\tndigits: 1", "a.yaml:2:1", "expected spaces", "got a tab", "write spaces"),
     "two documents": Use("eps: 1\n---\neps: 2", "a.yaml:2:1", "one document", "a second", "remove the other"),
+    "a star": Use("targets: {*.mlp: {}}", "a.yaml:1:12", "expected alphabetic", "found '.'", "stand in quotes"),
+    "an open quote": Use('output_dir: "a\nops: []', "a.yaml:1:13", "a closing quote", "got none", "close the text"),
+    "a key too deep": Use("eps: 1\n  ops: []", "a.yaml:2:6", "expected one key in a line", "got another", "write it"),
+    "a Chinese colon": Use("ops： [norm]", "a.yaml:1", "a mapping of keys", "a str", 'write ":" in place of "："'),
+    "a path of Windows": Use(
+        '{"output_dir": "C:\\runs"}', "a.json:1: output_dir", "path of a folder", "a control character", "write /"
+    ),
+    "Latin-1": Use(
+        '\ufeff{"output_dir": "caf\udce9"}', "a.json:1:20", "expected UTF-8", "got byte 0xe9", "save the file as UTF-8"
+    ),
+    "an equals sign": Use("ops = [norm]", "a.yaml:1", "a mapping of keys", "a str", "write a colon behind each key"),
+    "a binary file": Use("a\0\udc80", "a.json", "a configuration", "a binary file", "give its path"),
     "a list without its end": Use(
         "eps: 1\nops: [norm\nndigits: 3\n", "a.yaml:3:8", "expected ',' or ']'", "got ':'", "correct it"
     ),
@@ -171,7 +189,7 @@ def test_a_wrong_file(name: str, tmp_path: Path) -> None:
     """What somebody has typed."""
     wrong = FILES[name]
     path = tmp_path / wrong.where.partition(":")[0]
-    path.write_text(wrong.use)
+    path.write_text(wrong.use, "utf-8", errors="surrogateescape")
     check(wrong, lambda: load(path))
 
 
@@ -243,6 +261,23 @@ TOOLS: dict[str, Use] = {
     ),
     "csv2tb with a time": Use(
         lambda path: csv2tensorboard_by_step(path, None, "x"), "time_end", "such as Dec03", "got 'x'", "leave it out"
+    ),
+}
+
+
+TOOLS |= {
+    "a factor that increases": Use(
+        lambda _: ReduceLearningRate(factor=2), "reduce_learning_rate: factor", "> 0 and < 1", "got 2", ""
+    ),
+    "an argument without its name": Use(
+        lambda _: ReduceLearningRate(0.5), "ReduceLearningRate", "arguments by name", "got 0.5", "write factor=..."
+    ),
+    "a configuration of TrainerMon for Monitor V2": Use(
+        lambda _: read_monitor_v2(WG),
+        "given mapping",
+        "of msprobe's Monitor V2",
+        "of TrainerMon",
+        "pass it to TrainerMon",
     ),
 }
 
@@ -328,6 +363,12 @@ ATTACHMENTS: dict[str, Use] = {
         "each model once",
         "more than once",
         CALL,
+    ),
+    "an optimizer twice": Use(
+        lambda p: p.attach(p.model, 1, [p.optimizer] * 2), "optimizer", "each optimizer once", "more than once", CALL
+    ),
+    "a monitor in a checkpoint": Use(
+        lambda p: deepcopy(p.new(WG)), "TrainerMon", "expected its state_dict()", "cannot be copied", "save that"
     ),
     "no micro batch": Use(
         lambda p: p.attach(p.model, 0, p.optimizer),
@@ -452,12 +493,40 @@ VERBS: dict[str, Use] = {
     "an empty token": Use(
         ["serve", "--token-file", "private"], "--token-file private: ", "one line", "an empty file", "`openssl rand"
     ),
+    "a configuration for a script": Use(
+        ["run", "c.json", "a.py"], "c.json: ", "expected a script", "a configuration", "`probe run -c c.json train.py`"
+    ),
+    "a script for the configuration": Use(
+        ["run", "-c", "a.py"], "a.py: ", "expected a script", "taken for the configuration", "--help"
+    ),
+    "a program for a script": Use(
+        ["run", "true"], "true: ", "a script of Python", "program", "`probe run -- PROGRAM true"
+    ),
+    "a module by its path": Use(
+        ["run", "-m", "a/b.py"], "-m a/b.py: ", "the name of a module", "a/b", "write `-m a.b`"
+    ),
+    "a script of a server": Use(["run", "http://a/b.py"], "b.py: ", "a script of Python", "a URL", "load it down"),
+    "standard input": Use(["run", "-"], "-: ", "a script of Python", "standard input", "`probe run -- python -`"),
+    "a rank of nobody": Use(
+        ["compare", "run", "run", "--rank", "7"], "--rank", "one of the ranks of", "got 7", "run: 0"
+    ),
+    "steps with dots": Use(["anomalies", "run", "--steps", "5..9"], "--steps", "such as 10-20", "5..9", "leave it out"),
+    "a script for a structure": Use(
+        ["targets", "plain"], "plain, line 1", "expected JSON", "other text", "give its module"
+    ),
+    "a text without quotes": Use(
+        ["sql", "run", "SELECT * FROM actv WHERE name = zz"], "'zz'", "there is rank", "no column", "in single quotes"
+    ),
     "modules of no name": Use(["targets", "s.json", "--match", "g*"], "--match g*", "there are fc", "no such module"),
     **{
         f"{words} of the usual folder": Use(words.split(), "usual: ", "expected the directory", "none", "give MONITOR_")
         for words in ("merge", "performance", "csv2db", "csv2tb", "sql", "report", "anomalies", "track --to mlflow")
     },
 }
+
+
+WRITTEN = (("c.json", '{"ops": ["norm"]}'), ("true", "\0"))
+"""Files that uses of a verb name."""
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -468,7 +537,7 @@ def test_a_wrong_use_of_a_verb(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", "usual")
     if "run" in wrong.use:
         write_run(tmp_path / "run", 0, range(2))
-    for file, text in (("plain", "x"), ("empty", ""), ("a.toml", "ndigits = 3"), ("s.json", STRUCTURE)):
+    for file, text in (("plain", "x"), ("empty", ""), ("a.toml", "ndigits = 3"), ("s.json", STRUCTURE), *WRITTEN):
         Path(file).write_text(text)
     for file in ("a.ipynb", "a.sh", "private", "a.zip"):
         Path(file).touch(0o600)
@@ -512,6 +581,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "no seconds": (lambda m: m.flush("now"), "flush: expected seconds, got 'now'"),
     "no state": (lambda m: m.load_state_dict(3), "load_state_dict: expected what state_dict has returned, got 3"),
     "no listener": (lambda m: m.on_snapshot("x"), "on_snapshot: expected a function, got 'x'"),
+    "numbers that are not collected": (
+        lambda m: m.generate_xy_metrics(),
+        "xy_distribution: expected true where these numbers are asked for, got false",
+    ),
     "no listener of steps": (lambda m: m.on_run_step(None), "on_run_step: expected a function, got None"),
 }
 
@@ -578,6 +651,29 @@ def test_what_was_made_and_never_began(framework: Harness, caplog: pytest.LogCap
         TrainerRun(framework.TrainerMon, dict)
 
 
+def test_doubts_about_what_is_watched(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is refused: what is frozen may be trained later, and a launcher may set the rank alone."""
+    monkeypatch.setenv("RANK", "1")
+    for _, parameter in parts.new.framework.hooks.parameters(parts.model):
+        parameter.requires_grad = False
+    parts.attach(parts.model, 1, parts.optimizer)
+    assert "expected a parameter that requires a gradient, got none in it; set requires_grad" in caplog.text
+    assert "has rank 1, and no number of ranks: expected WORLD_SIZE too; start all ranks with a launcher" in caplog.text
+
+
+def test_a_callback_in_its_place(parts: Parts, caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
+    """No mistake is told of one that is used as it should be; one that a trainer has twice is told."""
+    run = TrainerRun(parts.new, WG)
+    run.begin([parts.model], [parts.optimizer])
+    assert "expected once" not in capsys.readouterr().err
+    run.begin([parts.model], [parts.optimizer])
+    assert "expected once among the trainer's callbacks, got twice" in " ".join(capsys.readouterr().err.split())
+    run.end()
+    assert "expected numbers" not in caplog.text
+
+
 def test_a_monitor_in_the_place_of_a_callback(framework: Harness) -> None:
     """The error of its first call names the callbacks; that of any other attribute is Python's."""
     monitor = framework.TrainerMon(WG)
@@ -590,9 +686,27 @@ def test_a_monitor_in_the_place_of_a_callback(framework: Harness) -> None:
     assert (caught.value.name, caught.value.obj) == ("set_monitors", monitor)  # Python adds the nearest name
 
 
+IMPORTS = {
+    "probe.torch": "probe has no torch; did you mean pytorch?",
+    "probe.core.storage.locatoin": "probe.core.storage has no locatoin; did you mean location?",
+    "probe.TrainerMon": "probe has no TrainerMon; import it from probe.pytorch or probe.mindspore",
+    "probe.services.ProbeCallback": "import it from probe.mindspore, or that of a trainer from probe",
+    "probe.tensorflow": "probe has no tensorflow; TrainerMon is in probe.pytorch and probe.mindspore",
+}
+
+
+@pytest.mark.parametrize("path", IMPORTS)
+def test_a_name_that_no_module_has(path: str) -> None:
+    """Whether it is imported as a module, or from one."""
+    module, _, name = path.rpartition(".")
+    for statement in (f"import {path}", f"from {module} import {name}"):
+        with pytest.raises(ImportError, match=re.escape(IMPORTS[path])):
+            exec(statement)
+
+
 def test_there_are_many_of_them() -> None:
     """As many as users were seen to make, and more."""
-    assert sum(map(len, (CONFIGURATIONS, FILES, TOOLS, COMMANDS, ATTACHMENTS, VERBS, MISTAKES))) >= 105
+    assert sum(map(len, (CONFIGURATIONS, IMPORTS, FILES, TOOLS, COMMANDS, ATTACHMENTS, VERBS, MISTAKES))) >= 105
 
 
 def check(wrong: Use, use: Callable[[], object]) -> None:

@@ -101,6 +101,8 @@ def test_wrong_use_of_accelerate_is_refused() -> None:
         watch(accelerator(), CONFIG)
     with pytest.raises(ValueError, match="expected one configuration"):
         watch(accelerator(log_with=[ProbeTracker()]), CONFIG)
+    with pytest.raises(TypeError, match=r"watch: expected an Accelerator, got .*Linear.*; pass the one"):
+        watch(torch.nn.Linear(2, 2), CONFIG)
 
 
 # Composer.
@@ -186,6 +188,8 @@ def test_torchtitans_metrics_watch_its_parts(tmp_path: Path) -> None:
     class Metrics(WatchedMetrics, MetricsProcessor):
         probe_config = CONFIG
 
+    with pytest.raises(TypeError, match=r"expected MetricsProcessor behind WatchedMetrics.*; write class Own\(Watched"):
+        type("Own", (MetricsProcessor, WatchedMetrics), {})
     metrics, model = Metrics(), net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     assert metrics.monitor is None

@@ -135,7 +135,8 @@ def unknown(name: str, offered: Collection[str], what: str) -> str:
     meant = f"; did you mean {lower[near[0]]}? There" if near else "; there"
     more = len(offered) - MOST_NAMED
     listed = ", ".join(list(offered)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"there is no {what} {name!r}{meant} is {listed or 'none'}"
+    quotes = "; a text stands in single quotes" if what == "column" and not near else ""
+    return f"there is no {what} {name!r}{meant} is {listed or 'none'}{quotes}"
 
 
 def restrict(connection: Connection, files: Iterable[object], folders: Iterable[object]) -> None:

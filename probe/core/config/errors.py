@@ -160,6 +160,7 @@ def _sentence(
         hint = _hint(value, context["names"], context.get("also", {}))
     else:
         hint = _form(_resolve(model, loc)[0], value, str(expected).startswith("a list "))
+        hint = hint or _unquoted(value, str(expected))
     text = context["shown"] if "shown" in context and not isinstance(value, UnrunCode) else shown(value)
     return message("expected {expected}, got {value}{hint}", expected=expected, value=text, hint=hint)
 
@@ -171,8 +172,21 @@ def _form(annotation: Any, value: object, is_list: bool) -> str:
         if isinstance(value, str) and get_args(bare) and str in (get_args(bare)[0], peel(get_args(bare)[0])[0]):
             return message("; write {text}", text=json.dumps([part.strip() for part in value.split(",")]))
         return message("; write it in brackets: [...]") if isinstance(value, Mapping) else ""
+    if get_origin(bare) is dict and not isinstance(value, Mapping):
+        return message("; write a key before each value")
     if isinstance(bare, type) and issubclass(bare, BaseModel) and not isinstance(value, Mapping):
         return message("; write keys such as {names} in it", names=", ".join([*bare.model_fields][:3]))
+    return ""
+
+
+def _unquoted(value: object, expected: str) -> str:
+    """Return an advice about a number, or about true or false, that is written as a text."""
+    flag = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(str(value).lower(), str(value).lower())
+    with suppress(ValueError):
+        if isinstance(value, str) and expected.startswith("true or false") and flag in ("true", "false"):
+            return message("; write {text} without quotes", text=flag)
+        if isinstance(value, str) and expected.startswith(("a number", "an integer")):
+            return message("; write {text} without quotes", text=f"{float(value):.15g}")
     return ""
 
 

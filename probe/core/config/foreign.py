@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from probe.core.config.errors import ConfigError
 from probe.core.config.schema import Settings
 from probe.core.language import Message, message
 
@@ -48,6 +49,7 @@ _OF_TRANSFORMERS = frozenset(
         ),
         *("use_parallel", "train_dataset", "train_dataset_task", "moe_config", "recompute_config", "lr_schedule"),
         *("check_for_nan_in_loss_and_grad", "use_skip_data_by_global_norm"),
+        *("monitor_on", "local_loss_format", "local_norm_format", "device_local_norm_format"),
     }
 )
 _OF_TRAINER_MON = frozenset(Settings.model_fields.keys() - {"alert", "run", "output_dir"}) - frozenset(
@@ -63,6 +65,17 @@ _BY_KEYS = (
     (_OF_MONITOR_V2, MONITOR_V2),
 )
 """Keys of which one is enough, and the monitor or the tool that has it."""
+
+
+def refuse_trainer_mon(values: Mapping[Any, Any], source: str, title: str, error: type[ConfigError]) -> None:
+    """Refuse a configuration of ``TrainerMon`` in the place of that of another monitor.
+
+    Raises:
+        ConfigError: as ``error``.
+    """
+    if values.keys() & _OF_TRAINER_MON:
+        text = "{source}: expected a configuration of {title}, this is one of TrainerMon; pass it to TrainerMon"
+        raise error(source, [message(text, source=source, title=title)])
 
 
 def monitor_of(values: Mapping[Any, Any], is_python: bool = False) -> ForeignMonitor | None:

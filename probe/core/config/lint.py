@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from probe.core.config.errors import LONGEST_NAME, nearest
+from probe.core.config.errors import LONGEST_NAME, nearest, shown
 from probe.core.config.schema import ALWAYS_WRITTEN, Settings
 from probe.core.histogram import HISTOGRAM
 from probe.core.language import Message, joined, message
@@ -175,13 +176,16 @@ _OF_STATE: Need = (lambda s: s.mv_distribution, "mv_distribution")
 
 
 def contradictions(settings: Settings) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """Yield the path of an output directory that is a URL, and of signal names that do not exist, each with a sentence.
+    """Yield the path of an output directory that is none, and of signal names that do not exist, each with a sentence.
 
     An optimizer may keep state of any name: with mv_distribution, only names close to a known one are refused.
     """
     if MARK in (settings.output_dir or ""):
         text = "expected the path of a folder, got a URL; write to a folder, and copy it there afterwards"
         yield ("output_dir",), message(text)
+    elif settings.output_dir and re.search(r"[\t\n\r\f\b]", settings.output_dir):
+        text = "expected the path of a folder, got {text}, with a control character; write / or two \\ in place of one"
+        yield ("output_dir",), message(text, text=shown(settings.output_dir))
     known = (*SIGNAL_NEEDS, *STATE_KINDS)
     any_state = any(_OF_STATE[0](each) for each in _with_armed(settings))
     for number, rule in enumerate(settings.alert.rules):

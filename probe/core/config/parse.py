@@ -24,7 +24,7 @@ import yaml
 from probe.core.config.errors import ConfigError, UnreadableConfigError, path_text
 from probe.core.config.json_text import braced, is_fragment, mistake, offsets, plain_json
 from probe.core.config.python_text import PythonText, has_assignments
-from probe.core.language import message
+from probe.core.language import Message, message
 
 YAML_ENDINGS = (".yaml", ".yml")
 PYTHON_ENDING = ".py"
@@ -129,6 +129,10 @@ def parse(name: str, text: str) -> ParsedConfig:
     if not isinstance(value, _Mapping):
         found = message("nothing") if value is None else f"a {type(value).__name__}"
         advice = message('write keys and values, such as {"wg_distribution": true}')
+        if isinstance(value, str) and "：" in value:
+            advice = message('write ":" in place of "："')
+        elif isinstance(value, str):
+            advice = message("write a colon behind each key, such as wg_distribution: true")
         raise ConfigError(
             name,
             [
@@ -212,9 +216,13 @@ def text_of(name: str, raw: bytes) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        raw = error.object  # without the mark, as is the place
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - raw.rfind(b"\n", 0, error.start)
         came = message("byte 0x{byte:02x}", byte=raw[error.start])
+        if b"\0" in raw[: error.start]:
+            text = "{name}: expected a configuration, got a binary file (a NUL among its first bytes); give its path"
+            raise ConfigError(name, [message(text, name=name)]) from None
         problem = message(
             "{place}: not UTF-8 ({came}): expected UTF-8, got {came}; save the file as UTF-8",
             place=f"{name}:{line}:{column}",
@@ -310,6 +318,29 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _yaml_problem(name: str, text: str, error: yaml.MarkedYAMLError) -> Message:
+    """Return where a file is no YAML, what is wrong there, and what to do."""
+    mark = error.problem_mark or error.context_mark
+    place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+    advice = message("correct it; texts with : or #, and those that begin with * or &, stand in quotes")
+    problem = error.problem or error.context
+    rest = text[mark.index :] if mark else ""
+    if re.search(r"^\s*(//|/\*)", text, re.MULTILINE):
+        problem, advice = message("expected # before a comment, got //"), message("write # in its place")
+    elif error.context == "while scanning a quoted scalar" and error.context_mark is not None:
+        place = f"{name}:{error.context_mark.line + 1}:{error.context_mark.column + 1}"
+        problem, advice = message("expected a closing quote, got none"), message("close the text")
+    elif rest.startswith("\t"):
+        problem, advice = message("expected spaces before a key, got a tab"), message("write spaces in its place")
+    elif isinstance(error, yaml.composer.ComposerError) and rest.startswith("---"):
+        problem = message("expected one document, got a second one after ---")
+        advice = message("a configuration has one; remove the other")
+    elif error.problem == "mapping values are not allowed here":
+        problem = message("expected one key in a line, below the first letter of the one before, got another")
+        advice = message("write it there; texts with : stand in quotes")
+    return message("{place}: not valid YAML: {problem}; {advice}", place=place, problem=problem, advice=advice)
+
+
 def _yaml(name: str, text: str) -> tuple[Any, _Find]:
     loader = None
     try:
@@ -320,28 +351,7 @@ def _yaml(name: str, text: str) -> tuple[Any, _Find]:
         _check_aliases(name, root)
         return loader.construct_document(root), lambda: _lines_of_yaml(root)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        advice, problem = message("correct it; texts with : or # stand in quotes"), error.problem or error.context
-        rest = text[mark.index :] if mark else ""
-        if re.search(r"^\s*(//|/\*)", text, re.MULTILINE):
-            problem, advice = message("expected # before a comment, got //"), message("write # in its place")
-        elif rest.startswith("\t"):
-            problem, advice = message("expected spaces before a key, got a tab"), message("write spaces in its place")
-        elif isinstance(error, yaml.composer.ComposerError) and rest.startswith("---"):
-            problem = message("expected one document, got a second one after ---")
-            advice = message("a configuration has one; remove the other")
-        raise ConfigError(
-            name,
-            [
-                message(
-                    "{place}: not valid YAML: {problem}; {advice}",
-                    place=place,
-                    problem=problem,
-                    advice=advice,
-                )
-            ],
-        ) from None
+        raise ConfigError(name, [_yaml_problem(name, text, error)]) from None
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError) as error:  # a control character; a date such as 2024-99-99

@@ -40,6 +40,15 @@ class Command(Section):
     name: ClassVar[str]
     _answer: Callable[[State, str], None] | None = PrivateAttr(None)
 
+    def __new__(cls, *unnamed: Any, **values: Any) -> Command:
+        """Refuse wrong arguments of a program in words; what validates a configuration passes none."""
+        if unnamed:
+            text = f"{cls.__name__}: expected arguments by name, got {unnamed[0]!r:.80}"
+            raise TypeError(f"{text}; write {', '.join(f'{name}=...' for name in cls.model_fields)}")
+        if values:
+            _validated(cls, values)
+        return super().__new__(cls)
+
     def received(self, answer: Callable[[State, str], None]) -> Command:
         """Return a copy whose answers go to ``answer``."""
         copy = self.model_copy()
@@ -163,13 +172,18 @@ def command_of(name: str, args: Mapping[str, Any]) -> Command:
     Raises:
         ValueError: naming every problem.
     """
-    model: type[Section] = _Named
     try:
-        model.model_validate({"command": name})
-        model = COMMANDS[name]
-        return COMMANDS[name].model_validate(dict(args))
+        _Named.model_validate({"command": name})
     except ValidationError as error:
-        raise ValueError("; ".join(problems(error, model, lambda _: f"command {name}: "[:100]))) from None
+        raise ValueError("; ".join(problems(error, _Named, lambda _: f"command {name}: "[:100]))) from None
+    return _validated(COMMANDS[name], args)
+
+
+def _validated(kind: type[Command], args: Mapping[str, Any]) -> Command:
+    try:
+        return kind.model_validate(dict(args))
+    except ValidationError as error:
+        raise ValueError("; ".join(problems(error, kind, lambda _: f"command {kind.name}: "))) from None
 
 
 def folder_of(configuration: Path) -> Path:

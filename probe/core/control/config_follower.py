@@ -389,7 +389,7 @@ def follow(
     if sent is not None and not leads:
         return SentSwitch(sent, faults)
     if path is None:
-        _log.warning("DYNAMIC_MONITOR has no effect: the configuration is not a file that could be changed")
+        _log.warning("DYNAMIC_MONITOR has no effect: expected a file, got a mapping; pass the path of a file")
         return None
     if sent is not None or alone:
         return Control(path, settings, content, first, alone, leads, faults, lead_steps, sent)

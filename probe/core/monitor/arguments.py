@@ -97,8 +97,8 @@ def _checked(arguments: Arguments) -> Arguments:
             raise ValueError(
                 f"set_monitor: {name}: expected one or a list of them, got an empty {type(value).__name__}; {_ADVICE}"
             )
-    if isinstance(model, list | tuple) and len({*map(id, model)}) < len(model):
-        raise ValueError(f"set_monitor: model: expected each model once, got one more than once; {_ADVICE}")
+        if isinstance(value, list | tuple) and len({*map(id, value)}) < len(value):
+            raise ValueError(f"set_monitor: {name}: expected each {name} once, got one more than once; {_ADVICE}")
     if isinstance(model, dict):
         for key in model:
             if not isinstance(key, str) or not key or key != key.strip(".") or ":" in key:

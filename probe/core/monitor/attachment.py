@@ -46,8 +46,8 @@ _runs = count()
 JUDGEMENT_SECONDS = 0.1
 """Longest wait for the judgement of a step with a loss that is not finite."""
 UNSTEPPED = (
-    "no training step was seen: the optimizer passed to set_monitor has taken none; pass the one that trains, after it "
-    "is wrapped"
+    "no training step was seen: expected updates by the optimizer passed to set_monitor, got none; call its step(), or "
+    "pass the one that trains, after it is wrapped"
 )
 _log = logging.getLogger("probe")
 

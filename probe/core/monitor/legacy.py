@@ -27,7 +27,7 @@ OPTIMIZER_TYPES = (
     "DeepSpeedZeroOptimizer_Stage3",
 )
 """Former values of ``opt_ty``. The type of the optimizer is now read from the optimizer itself."""
-_OF_CALLBACKS = frozenset({"on_init_end", "on_train_begin", "state_key", "setup"})
+_OF_CALLBACKS = frozenset({"on_init_end", "on_train_begin", "state_key", "setup", "run_event"})
 """Attributes that trainers read first of their callbacks."""
 
 
@@ -42,7 +42,23 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
     return param_have_main_grad
 
 
-class CheckedAttributes:
+class PassedToTrainer:
+    """Object that a program may pass to a trainer that takes another."""
+
+    if not TYPE_CHECKING:  # a checker of types is to see attributes that are missing
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the error of an attribute that is missing; that of a Trainer's callback names ours."""
+            advice = (
+                "; a Trainer takes one of probe.pytorch.callbacks made for it (docs/guides/callbacks.md)"
+                if name in _OF_CALLBACKS
+                else ""
+            )
+            text = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            raise AttributeError(text, name=name, obj=self)
+
+
+class CheckedAttributes(PassedToTrainer):
     """Attributes of a monitor, of which wrong ones are reported once."""
 
     _reported: set[str]
@@ -64,17 +80,9 @@ class CheckedAttributes:
                 )
         super().__setattr__(name, value)
 
-    if not TYPE_CHECKING:  # a checker of types is to see attributes that are missing
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise the error of an attribute that is missing; that of a Trainer's callback names ours."""
-            advice = (
-                "; a Trainer takes one of probe.pytorch.callbacks (docs/guides/callbacks.md)"
-                if name in _OF_CALLBACKS
-                else ""
-            )
-            text = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
-            raise AttributeError(text, name=name, obj=self)
+    def __getstate__(self) -> object:
+        """Refuse to be copied or saved, as threads and files cannot be."""
+        raise TypeError(f"a {type(self).__name__} cannot be copied or saved; expected its state_dict(): save that")
 
     def _report(self, text: str, *values: object) -> None:
         """Log a mistake of the program, once for each text."""

@@ -226,10 +226,16 @@ def strangers(run: Run) -> Iterator[str]:
     """Yield a sentence if the optimizers hold parameters of something else alone. Wrappers may still put theirs in the
     place of the models' before the first step, so that nothing is refused."""
     hooks = run.framework.hooks
-    of_models = {id(parameter): name for _, model in run.chunks for name, parameter in hooks.parameters(model)}
+    parameters = [(name, parameter) for _, model in run.chunks for name, parameter in hooks.parameters(model)]
+    of_models = {id(parameter): name for name, parameter in parameters}
     owned = [id(parameter) for optimizer in run.optimizers for parameter in hooks.owned(optimizer)]
     if not of_models and owned:
         yield "set_monitor: model: expected one with parameters, got none in it; pass the model that is trained"
+    if of_models and not any(getattr(parameter, "requires_grad", True) for _, parameter in parameters):
+        yield (
+            "set_monitor: model: expected a parameter that requires a gradient, got none in it; set requires_grad of "
+            "those that are trained, or pass the model that is trained"
+        )
     if of_models and owned and of_models.keys().isdisjoint(owned):
         yield (
             f"set_monitor: optimizer: expected one that holds parameters of the model, such as "
@@ -254,6 +260,11 @@ def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> 
     rank, world = launched(environ, RANKS, 0), launched(environ, WORLDS, 0)
     if 0 < world <= rank:
         yield f"the environment has rank {rank} of {world}: expected 0 to {world - 1}; correct or unset the variables"
+    elif not world and rank and ranks == 1:
+        yield (
+            f"the environment has rank {rank}, and no number of ranks: expected WORLD_SIZE too; start all ranks with a "
+            "launcher such as torchrun, or unset RANK"
+        )
     if settings.module_ranks and min(settings.module_ranks) >= ranks:
         yield (
             f"module_ranks: nothing is collected: expected some of the ranks 0 to {ranks - 1}, "

@@ -136,7 +136,8 @@ class Monitor(AssignedSettings):
         """
         self._never_set.detach()
         if self._attached:
-            raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
+            text = "this monitor is attached already: expected one call before stop(), got another; call stop() first"
+            raise RuntimeError(f"set_monitor: {text}")
         if (attachment := self._attachment) is not None and attachment.ending:
             attachment.end()
         subject = Subject.of(self.framework, arguments.read(*args, **kwargs), self._main_grad)
@@ -226,11 +227,9 @@ class Monitor(AssignedSettings):
         if unnamed or not values:
             expected = "log: expected numbers by name, such as log(loss=2.5), got %.80s: not recorded"
             self._report(expected, repr(unnamed[0]) if unnamed else "none")
-        if self._unwatched:
+        if (attachment := self._attachment_for("log: no model is watched, so nothing is recorded")) is None:
             return
-        if self._attachment is None:
-            self._report("log: no model is watched, so nothing is recorded; call set_monitor first")
-        elif (numbers := self._attachment.listening_numbers()) is not None:
+        if (numbers := attachment.listening_numbers()) is not None:
             numbers.log(values, step)
         elif not self._attached and not self.way:
             self._report("log: the run has ended, so nothing is recorded; call log before stop")
@@ -280,7 +279,8 @@ class Monitor(AssignedSettings):
             Commands, mostly none. Use each in a ``with`` statement, or answer it by ``done()``, ``failed()`` or
             ``refuse()``; the answer of each rank is recorded beside the request.
         """
-        return [] if self._attachment is None else self._attachment.commands(accepts)
+        attachment = self._attachment_for("commands: no model is watched, so none arrives")
+        return [] if attachment is None else attachment.commands(accepts)
 
     def on_run_step(self, listener: Callable[[RunStep], None]) -> Callable[[], None]:
         """Call ``listener`` with the numbers of every step, on another thread; return a function that ends this.
@@ -380,16 +380,25 @@ class Monitor(AssignedSettings):
         Wait for the device. Between the end of a step and the first forward of the next, return those of the step that
         ended; before the update, read the present reduced gradients. After a step that is not sampled, return nothing.
         """
-        return self._read(gradients_of)
+        return self._read(gradients_of, "wg_distribution")
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Return activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` does."""
-        return self._read(activations_of)
+        return self._read(activations_of, "xy_distribution")
 
-    def _read(self, read: Callable[[Run, TrainingSteps], tuple[Metrics, Metrics]]) -> tuple[Metrics, Metrics]:
-        if (attachment := self._attachment) is None or attachment.session is None:
+    def _read(self, read: Callable[[Run, TrainingSteps], tuple[Metrics, Metrics]], key: str) -> tuple[Metrics, Metrics]:
+        if not getattr(self.settings, key):
+            self._report(f"{key}: expected true where these numbers are asked for, got false: there are none")
+        attachment = self._attachment_for("no model is watched, so there are no numbers of gradients and activations")
+        if attachment is None or attachment.session is None:
             return {}, {}
         return attempt(self._noted, "read", read, attachment.run, attachment.session.steps) or ({}, {})
+
+    def _attachment_for(self, lack: str) -> Attachment | None:
+        """Return the attachment; without one report ``lack``, unless the machine refused it."""
+        if self._attachment is None and not self._unwatched:
+            self._report(f"{lack}; call set_monitor first")
+        return self._attachment
 
     @property
     def _output(self) -> Output | None:

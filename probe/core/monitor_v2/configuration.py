@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from probe.core.config.dialect import Dialect, keys_of
 from probe.core.config.errors import ConfigError, nearest
+from probe.core.config.foreign import refuse_trainer_mon
 from probe.core.config.schema import EVERY_OP, CcDistribution, Formats
 from probe.core.config.source import ConfigSource
 from probe.core.fields import Flag, Form, Integer, Names, Number, Rank, Section, Text, wrong
@@ -256,6 +257,7 @@ def read_monitor_v2(source: str | PathLike[str] | Mapping[str, Any]) -> MonitorV
         MonitorV2ConfigError: with every problem at once.
     """
     given = ConfigSource(source)
+    refuse_trainer_mon(given.values, given.name, MONITOR_V2.title, MonitorV2ConfigError)
     config = given.validated(MonitorV2Config, _flat(given.values), MonitorV2ConfigError, MONITOR_V2.place)
     for sentence in _in_vain(config):
         _log.warning("%s: %s", given.name, sentence)

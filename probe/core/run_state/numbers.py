@@ -125,4 +125,5 @@ def _number(value: Any) -> float:
     try:
         return float(value.item() if isinstance(value, (np.ndarray, np.generic)) else value)
     except (TypeError, ValueError):
-        raise TypeError(f"expected a number or a tensor of one element, got {value!r:.80}") from None
+        text = f"expected a number or a tensor of one element, got {value!r:.80}; log the number itself"
+        raise TypeError(text) from None

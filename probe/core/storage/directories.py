@@ -90,6 +90,8 @@ class RecordedRun(NamedTuple):
         return all(of_rank[-1].manifest.ended for of_rank in self.by_rank().values())
 
 
+_RECORDED = ("ops", "wg_distribution", "xy_distribution", "mv_distribution", "param_distribution")
+"""Keys of a configuration that say which numbers a rank records."""
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst")
 """Endings of the names of archives."""
 
@@ -286,7 +288,20 @@ def last_run(root: Place, problems: Problems, directory: str = "") -> RecordedRu
         packed_index(place(root)).record_problems("chosen", problems)
     if last.missing:
         problems.add(root, message("expected ranks {ranks} too; there is nothing of them", ranks=listed(last.missing)))
+    if odd := _configured_otherwise(last):
+        text = "expected one configuration on all ranks, got other ops or switches on ranks {ranks}: give all the same"
+        problems.add(root, message(text, ranks=listed(odd)), skipped=False)
     return _without_empty(last, problems)
+
+
+def _configured_otherwise(run: RecordedRun) -> list[int]:
+    """Return the ranks that have recorded other numbers than most, as far as their manifests say."""
+    ranks: dict[str, list[int]] = {}
+    for rank, directories in run.by_rank().items():
+        if config := directories[-1].manifest.config:
+            ranks.setdefault(json.dumps([config.get(key) for key in _RECORDED]), []).append(rank)
+    _, *others = sorted(ranks.values(), key=len, reverse=True) or [[]]
+    return sorted(rank for group in others for rank in group)
 
 
 def _with_directory(recorded: Iterable[RecordedRun], root: Place, name: str) -> RecordedRun:
@@ -304,9 +319,9 @@ def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problem
         problems.add(
             root / run.name,
             message(
-                "of an earlier run (of {number} rank), left out"
+                "of an earlier run (of {number} rank), left out; give each run a MONITOR_OUTPUT_DIR of its own"
                 if len(run.ranks) == 1
-                else "of an earlier run (of {number} ranks), left out",
+                else "of an earlier run (of {number} ranks), left out; give each run a MONITOR_OUTPUT_DIR of its own",
                 number=len(run.ranks),
             ),
             skipped=False,
@@ -400,7 +415,11 @@ def _interval(start: str | None, end: str | None) -> Callable[[str], bool]:
     last = _time("time_end", end) if end else None
     if first and last and first > last and (first.month, last.month) != (12, 1):
         raise ValueError(
-            message("time_end {end} is before time_start {start}: expected a closed interval", end=end, start=start)
+            message(
+                "time_end: expected one after time_start, {start}; got {end}: exchange them",
+                end=end,
+                start=start,
+            )
         )
     around = bool(first and last and first > last)
 

@@ -313,7 +313,8 @@ def new_store(url: str) -> ObjectStore:
             )
         )
     if scheme not in EXTRAS:
-        raise ValueError(f"{url}: expected a path, or a URL that begins with {', '.join(f'{s}://' for s in EXTRAS)}")
+        begins = ", ".join(f"{s}://" for s in EXTRAS)
+        raise ValueError(f"{url}: expected a path, or a URL that begins with {begins}; load it down")
     if not bucket:
         raise ValueError(
             message("{url}: expected a bucket and a folder, such as {scheme}://bucket/run", url=url, scheme=scheme)

@@ -273,7 +273,7 @@ class _Reader:
         value = self._values.get(key)
         if value is None or isinstance(value, Mapping):
             return value or {}
-        self._problem((key,), f"expected a mapping, got {shown(value)}")
+        self._problem((key,), f"expected a mapping, got {shown(value)}; write keys in it, each in a line below")
         return {}
 
     def section(self, model: type[Kind], section: Mapping[str, Any], at: Path) -> Kind | None:

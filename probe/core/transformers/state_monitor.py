@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import Remove
+from probe.core.config.schema import Settings
 from probe.core.errors import TrainingStopped
 from probe.core.monitor.trainer_mon import Monitor
 from probe.core.naming import BATCH_SIZE, GRAD_NORM, LOSS
@@ -130,6 +131,7 @@ class StateMonitoring(CallbackCore):
         """
         self._never_attached.detach()
         hooks, parallel = self.framework.hooks, self.framework.parallel
+        hooks.check_model(model, Settings.model_validate({}))
         found = [(str(name), thing) for name, thing in hooks.parameters(model) if hooks.trainable(thing)]
         names = {name: self.tag_name(name, thing) for name, thing in found}
         acting = parallel.acting(optimizer) if optimizer is not None else None

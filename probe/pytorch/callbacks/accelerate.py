@@ -134,8 +134,11 @@ def watch(
 
     Raises:
         ConfigError: naming every problem of the configuration.
+        TypeError: for anything but an accelerator.
         ValueError: before ``prepare``, or for a model that cannot be watched.
     """
+    if not hasattr(accelerator, "trackers"):
+        raise TypeError(f"watch: expected an Accelerator, got {type(accelerator)}; pass the one that has prepared all")
     present = [*accelerator.log_with, *accelerator.trackers]
     trackers = [tracker for tracker in present if isinstance(tracker, ProbeTracker)]
     if trackers and (config is not None or overrides):

@@ -36,6 +36,12 @@ class WatchedMetrics:
     probe_run: TrainerRun | None = None
     """Run that is watched."""
 
+    def __init_subclass__(cls, **values: Any) -> None:
+        super().__init_subclass__(**values)
+        if not hasattr(super(), "log"):
+            expected = f"class {cls.__name__}: expected MetricsProcessor behind WatchedMetrics, got none"
+            raise TypeError(f"{expected}; write class {cls.__name__}(WatchedMetrics, MetricsProcessor)")
+
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in ("model_parts", "optimizers") and self.probe_run is None:

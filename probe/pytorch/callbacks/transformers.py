@@ -100,3 +100,9 @@ def from_yaml(
         TransformersConfigError: with every problem at once.
     """
     return TrainingCallbacks(make_callbacks(path, MFLossMonitor, TrainingStateMonitor, arguments, **options))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ProbeCallback":
+        raise ImportError("for Hugging Face's Trainer import ProbeCallback from probe.pytorch.callbacks.huggingface")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -86,6 +86,17 @@ def test_clocks_of_ranks_may_differ(tmp_path: Path) -> None:
     assert [run.missing for run in found] == [(), ()]
 
 
+def test_ranks_with_another_configuration_are_told(tmp_path: Path) -> None:
+    """What they have recorded cannot be compared; nothing of it is left out."""
+    for rank in range(4):
+        directory(tmp_path, rank, world_size=4, config={"ops": ["max" if rank == 2 else "norm"], "eps": rank})
+    problems = Problems()
+    assert last_run(tmp_path, problems).ranks == (0, 1, 2, 3)
+    (line,) = problems.lines()
+    assert "expected one configuration on all ranks, got other ops or switches on ranks 2: give all the same" in line
+    assert not problems.skipped
+
+
 def test_missing_ranks_are_told(tmp_path: Path) -> None:
     """Those of the world that should have written, or of ``module_ranks`` if that was set."""
     for rank in (0, 3, 4):
@@ -205,7 +216,11 @@ def test_times_go_over_the_new_year(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "end", "told"),
     [
-        ("Dec04_00-00-00", "Dec03_00-00-00", "time_end Dec03_00-00-00 is before time_start Dec04_00-00-00"),
+        (
+            "Dec04_00-00-00",
+            "Dec03_00-00-00",
+            "time_end: expected one after time_start, Dec04_00-00-00; got Dec03_00-00-00",
+        ),
         ("yesterday", None, "time_start: expected a time such as Dec03_21-34-40; got 'yesterday'"),
         (None, "Feb30_00-00-00", "time_end: expected a time such as Dec03_21-34-40; got 'Feb30_00-00-00'"),
         (

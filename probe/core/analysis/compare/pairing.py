@@ -102,7 +102,8 @@ def pair_ranks(a: Side, b: Side, options: Options) -> list[tuple[int, int]]:
     if options.ranks:
         for rank, side in zip(options.ranks, (a, b), strict=True):
             if rank not in side.run.ranks:
-                raise ValueError(f"{side.root}: expected rank {rank}; there are {', '.join(map(str, side.run.ranks))}")
+                listing = ", ".join(map(str, side.run.ranks))
+                raise ValueError(f"--rank: expected one of the ranks of {side.root}: {listing}; got {rank}")
         return [options.ranks]
     common = frozenset(of_b)
     ranks = [(rank, rank) for rank in of_a if rank in common]
@@ -220,7 +221,7 @@ class Sides:
         mapping, a, b = self.options.mapping, self.census.signals("a"), self.census.signals("b")
         are = f"; there are {', '.join(sorted(a))}"
         problems = [
-            f"--signals: {s!r} is no signal of A{nearest(s, a) or are}" for s in self.options.signals if s not in a
+            f"--signals: {s!r} is no signal of A{nearest(s, a)}{are}" for s in self.options.signals if s not in a
         ]
         for of_a, of_b in mapping.signals.items():
             problems += [f"{mapping.source}: signals: {of_a!r} is no signal of A{nearest(of_a, a)}"] * (of_a not in a)

@@ -92,7 +92,10 @@ def _engine_of(
         return
     if name != "ray" and ":" not in name:
         raise ValueError(
-            message("--engine: expected local, ray or an address such as ray://host:10001; got {name!r}", name=name)
+            message(
+                "--engine: expected local, ray or an address such as ray://host:10001; got {name!r}; or leave it out",
+                name=name,
+            )
         )
     from probe.core.analysis.engines.ray import ray_engine
 

@@ -195,7 +195,9 @@ def _check(root: Path, out: Path) -> None:
             message("{out}: expected a new folder; there is a packed run already: remove it to pack again", out=out)
         )
     if any(out.iterdir()):
-        raise ValueError(message("{out}: expected a new or an empty folder; there are other files in it", out=out))
+        raise ValueError(
+            message("{out}: expected a new or an empty folder; there are other files in it: name another", out=out)
+        )
 
 
 def _packed(root: Path, out: Path, settings: PackSettings, in_order: InOrder, observe: Observer) -> PackedReport:

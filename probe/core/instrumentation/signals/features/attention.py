@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import Arrays, Block, Numbers, Tensor
-from probe.core.errors import Misfit
+from probe.core.faults import Misfit
 from probe.core.naming import COLUMNS
 from probe.core.records import Array
 

@@ -11,7 +11,7 @@ from typing import Any
 from probe.core.backend.protocols import Arrays, ForwardKind, Module, Numbers, Remove, Tensor
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
-from probe.core.errors import Misfit
+from probe.core.faults import Misfit
 from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Lead, Watched, names_of, no_lead, unknown_names
