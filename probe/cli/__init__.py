@@ -180,8 +180,10 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
 
 def main() -> None:
     """Run the command line; the console script starts here. Ctrl-C ends it with exit code 130."""
+    from probe.core import messages
     from probe.core.language import activate, message
 
+    messages.patience = None
     activate()
     interrupted = _Interrupts()
     try:
@@ -192,9 +194,7 @@ def main() -> None:
     except SystemExit:
         if not interrupted.seen:
             raise
-    from probe.core.messages import complain
-
-    complain(message("interrupted"))
+    messages.complain(message("interrupted"))
     raise SystemExit(INTERRUPTED)
 
 

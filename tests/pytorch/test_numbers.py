@@ -83,6 +83,13 @@ def test_layouts(backend: Backend, name: str) -> None:
     check(backend, LAYOUTS[name])
 
 
+def test_jagged(backend: Backend) -> None:
+    """A nested tensor counts by the elements of its parts."""
+    parts = [normal(12).float().view(3, 4), normal(20, 3).float().view(5, 4)]
+    got = row_of(backend, torch.nested.nested_tensor(parts, layout=torch.jagged))
+    assert got == pytest.approx(expected(backend.elements(torch.cat(parts))), rel=1e-5)
+
+
 def test_quantised(backend: Backend) -> None:
     """A quantised tensor counts by the values it stands for."""
     quantised = torch.quantize_per_tensor(normal(5000).float(), 0.1, 0, torch.qint8)
