@@ -86,7 +86,7 @@ UNWRITABLE = {
     "full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
     "closed": "os.close(2)",
     "broken pipe": "reading, writing = os.pipe(); os.dup2(writing, 2); os.close(writing); os.close(reading)",
-    "a pipe that nobody empties": "messages.patience = 0.01; end = os.pipe()[1]; os.dup2(end, 2)\nos.write(2, b'x' * 65536)",
+    "a pipe that nobody reads": "messages.patience = 0.01; os.dup2(os.pipe()[1], 2); os.write(2, b'x' * 65536)",
     "none": "sys.stderr = None",
     "a closed file": "sys.stderr = open(os.devnull, 'w'); sys.stderr.close()",
     "an object that raises": "class E:\n    def write(self, text): 1 / 0\n    def flush(self): pass\nsys.stderr = E()",
