@@ -117,7 +117,8 @@ def _write(stream: Any, text: str) -> None:
     when the process ends, and makes its exit code 120."""
     global patience  # noqa: PLW0603 - a fact of the process
     buffer = getattr(stream, "buffer", None)
-    if type(stream) is not io.TextIOWrapper or type(buffer) is not io.BufferedWriter:
+    raw = buffer.raw if type(buffer) is io.BufferedWriter else buffer  # with PYTHONUNBUFFERED there is no buffer
+    if type(stream) is not io.TextIOWrapper or type(raw) is not io.FileIO:
         stream.write(text)
         return
     stream.flush()
@@ -126,7 +127,7 @@ def _write(stream: Any, text: str) -> None:
         if not _is_ready(stream):
             patience = 0.0
             raise BlockingIOError("nobody reads standard error")
-        written = buffer.raw.write(data[:PIPE_BYTES])
+        written = raw.write(data[:PIPE_BYTES])
         if written is None:
             raise BlockingIOError("standard error takes no more")
         data = data[written:]
