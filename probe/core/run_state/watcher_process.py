@@ -169,7 +169,7 @@ def watcher_pid(folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         text = os.pread(descriptor, 20, 0)
-        return int(text) if text.strip().isdecimal() else -1
+        return int(text) if text.strip().isdigit() else -1
     finally:
         os.close(descriptor)
     return 0
