@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from probe.core.naming import MODEL_TFLOPS
 from probe.core.run_state.rules import RunStep
 from probe.core.transformers.event_writer import EventWriter, Scalar, event_writer
 from probe.core.transformers.global_norm import NormCheck, NormRecord
@@ -850,7 +851,7 @@ def test_the_run_says_how_many_operations_a_step_has(tmp_path: Path) -> None:
             pass
 
         def on_run_step(self, listener: Any) -> Any:
-            listener(RunStep(0, 0.0, 0.001, "applied", {"model_tflops": 3000.0}))
+            listener(RunStep(0, 0.0, 0.001, "applied", {MODEL_TFLOPS: 3000.0}))
             return lambda: None
 
     loss = Loss(monitor=Run(), tensorboard={"tensorboard_dir": str(tmp_path), **FULL})
