@@ -87,7 +87,8 @@ def test_jagged() -> None:
     """A nested tensor counts by the elements of its parts."""
     parts = [normal(12).float().view(3, 4), normal(20, 3).float().view(5, 4)]
     nested, dense = torch.nested.nested_tensor(parts, layout=torch.jagged), torch.cat(parts)
-    got, want = (tensors.moments([x], ("min", "max", "sum", "sumsq"), EPS).tolist() for x in (nested, dense))
+    blocks = [tensors.moments([x], ("min", "max", "sum", "sumsq"), EPS) for x in (nested, dense)]
+    got, want = tensors.to_host(blocks)().tolist()
     assert got == want
 
 
