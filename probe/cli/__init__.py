@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -180,8 +181,10 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
 
 def main() -> None:
     """Run the command line; the console script starts here. Ctrl-C ends it with exit code 130."""
+    from probe.core import messages
     from probe.core.language import activate, message
 
+    messages.patience = None
     activate()
     interrupted = _Interrupts()
     try:
@@ -192,9 +195,7 @@ def main() -> None:
     except SystemExit:
         if not interrupted.seen:
             raise
-    from probe.core.messages import complain
-
-    complain(message("interrupted"))
+    messages.complain(message("interrupted"))
     raise SystemExit(INTERRUPTED)
 
 
@@ -211,12 +212,23 @@ def _run() -> None:
         _translate_help(root)
     try:
         code = root.main(prog_name="probe", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except UnknownVerbError as error:
         from probe.cli.usage import unknown_verb
         from probe.core.messages import complain
 
         complain(unknown_verb(error.verb, error.verbs, error.command))
         raise SystemExit(2) from None
+    except OSError as error:
+        from probe.core.errors import reason_of
+        from probe.core.messages import complain
+
+        if not isinstance(error, BrokenPipeError):  # as of `| head`
+            complain(reason_of(error))
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written would fail again at the end
+        code = 1 if isinstance(error, BrokenPipeError) else 2
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

@@ -35,7 +35,7 @@ def is_rank(environ: Mapping[str, str]) -> bool:
 def local_size(environ: Mapping[str, str]) -> int:
     """Return the number of processes that a launcher has started on this node; 0 if it is unknown."""
     numbers = (environ.get(name, "") for name in LOCAL_SIZES)
-    return next((int(number) for number in numbers if number.isdigit()), 0)
+    return next((int(number) for number in numbers if number.isdecimal()), 0)
 
 
 def launch_names(environ: Mapping[str, str], restarts: bool = False) -> dict[str, str]:

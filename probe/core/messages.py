@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import re
+import select
 import sys
 from contextlib import suppress
 from copy import copy
@@ -84,8 +85,13 @@ def shown_path(path: str) -> str:
     return path
 
 
+PIPE_BYTES = 4096
+"""Bytes that a pipe which is ready takes without waiting: PIPE_BUF of Linux."""
 unwritten = 0
 """Number of texts that could not be written to standard error."""
+patience: float | None = 2.0
+"""Seconds for which a text waits for the reader of standard error: a pipe that nobody empties must not stop training.
+After one in vain there is no waiting. None: without limit, as a command does."""
 
 
 def complain(text: str, level: str = "error", colour: int = 0) -> None:
@@ -107,19 +113,33 @@ def complain(text: str, level: str = "error", colour: int = 0) -> None:
 
 
 def _write(stream: Any, text: str) -> None:
-    """Write ``text`` at once. What stays in the buffer of a stream that cannot be written fails again when the process
-    ends, and makes its exit code 120."""
+    """Write ``text`` at once, or raise OSError. What stays in the buffer of a stream that cannot be written fails again
+    when the process ends, and makes its exit code 120."""
+    global patience  # noqa: PLW0603 - a fact of the process
     buffer = getattr(stream, "buffer", None)
-    if type(stream) is not io.TextIOWrapper or type(buffer) is not io.BufferedWriter:
+    raw = buffer.raw if type(buffer) is io.BufferedWriter else buffer  # with PYTHONUNBUFFERED there is no buffer
+    if type(stream) is not io.TextIOWrapper or type(raw) is not io.FileIO:
         stream.write(text)
         return
     stream.flush()
     data = memoryview(text.encode(stream.encoding, "backslashreplace"))
     while data:
-        written = buffer.raw.write(data)
+        if not _is_ready(stream):
+            patience = 0.0
+            raise BlockingIOError("nobody reads standard error")
+        written = raw.write(data[:PIPE_BYTES])
         if written is None:
             raise BlockingIOError("standard error takes no more")
         data = data[written:]
+
+
+def _is_ready(stream: Any) -> bool:
+    """Return whether ``stream`` takes PIPE_BYTES bytes before patience ends."""
+    if patience is None or not hasattr(select, "poll"):  # Windows has none
+        return True
+    poll = select.poll()
+    poll.register(stream, select.POLLOUT)
+    return bool(poll.poll(patience * 1000))
 
 
 def plural(number: float, noun: str, several: str = "") -> str:

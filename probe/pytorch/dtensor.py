@@ -21,6 +21,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     inner: Any = tensor
     inner = getattr(inner, "_local_tensor", inner)  # unlike to_local(), not recorded by autograd
+    if inner.layout is torch.jagged:
+        return inner._values  # likewise, unlike values()
     return inner.wait() if type(inner).__name__ == "AsyncCollectiveTensor" else inner
 
 

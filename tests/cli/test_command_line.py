@@ -25,6 +25,22 @@ def test_the_version_is_the_packages_own() -> None:
     assert subprocess.check_output(command, cwd=ROOT, text=True) == f"probe {probe.__version__}\n"
 
 
+def test_standard_output_that_is_full_is_told_in_a_line() -> None:
+    """What a command prints piece by piece, and what Python would write at the end of the process."""
+    for command in (["config", "explain", "ops"], ["--version"]):
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "probe", *command],
+                cwd=ROOT,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert done.stderr == "probe: error: there is no space left: free some, or choose another folder\n"
+        assert done.returncode == 2
+
+
 OTHERS = {"alert", "attach", "config", "control", "demo", "exporter", "logs", "pack", "remediate", "run", "serve"}
 """Verbs whose first argument is no file or directory that has to be there; others have tests of their own."""
 

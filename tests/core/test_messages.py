@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,7 @@ UNWRITABLE = {
     "full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
     "closed": "os.close(2)",
     "broken pipe": "reading, writing = os.pipe(); os.dup2(writing, 2); os.close(writing); os.close(reading)",
+    "a pipe that nobody reads": "messages.patience = 0.01; os.dup2(os.pipe()[1], 2); os.write(2, b'x' * 65536)",
     "none": "sys.stderr = None",
     "a closed file": "sys.stderr = open(os.devnull, 'w'); sys.stderr.close()",
     "an object that raises": "class E:\n    def write(self, text): 1 / 0\n    def flush(self): pass\nsys.stderr = E()",
@@ -93,13 +95,23 @@ UNWRITABLE = {
 
 
 @pytest.mark.parametrize("how", UNWRITABLE)
-def test_a_line_that_cannot_be_written_ends_nothing(how: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_that_cannot_be_written_ends_nothing(how: str, unbuffered: str) -> None:
     """Reports and logged warnings are counted; the exit code is the program's own, to the end of the process."""
     code = (
         f"import os, sys\nfrom probe.core import messages\n{UNWRITABLE[how]}\n{LOG}\n"
         "messages.complain('one more', 'warning')\nprint(messages.unwritten)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (done.returncode, done.stdout) == (0, "3\n")
 
 

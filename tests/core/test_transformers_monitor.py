@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import yaml
 
+from probe.core.naming import MODEL_TFLOPS
+from probe.core.run_state.rules import RunStep
 from probe.core.transformers.event_writer import EventWriter, Scalar, event_writer
 from probe.core.transformers.global_norm import NormCheck, NormRecord
 from probe.core.transformers.log_lines import LossLine, Position, loss_lines, positional, state_line
@@ -845,6 +847,26 @@ def test_the_run_gets_the_same_numbers() -> None:
 
     train(Loss(monitor=Run()), 1, **GIVEN, batch_size=4, accuracy=0.5)
     assert received == [{"loss": 1.0, "batch_size": 4, "accuracy": 0.5} | GIVEN]
+
+
+def test_the_run_says_how_many_operations_a_step_has(tmp_path: Path) -> None:
+    """The rate is that of the step in question, though the run's own is still that of an earlier and faster one."""
+
+    class Run:
+        def log_ended(self, **_: Any) -> None:
+            pass
+
+        def on_run_step(self, listener: Any) -> Any:
+            listener(RunStep(0, 0.0, 0.001, "applied", {MODEL_TFLOPS: 3000.0}))
+            return lambda: None
+
+    loss = Loss(monitor=Run(), tensorboard={"tensorboard_dir": str(tmp_path), **FULL})
+    train(loss, 2)
+    found = scalars_of(tmp_path / "rank_0")
+    for (_, seconds), (_, rate) in zip(
+        *(found[t] for t in ("iteration-time", "model-flops-throughput-per-npu")), strict=True
+    ):
+        assert rate == pytest.approx(3 / (seconds / 1000), rel=1e-5)
 
 
 def test_a_rank_has_its_folder_and_its_part_of_the_throughput(tmp_path: Path, lines: list[str]) -> None:

@@ -83,6 +83,15 @@ def test_layouts(backend: Backend, name: str) -> None:
     check(backend, LAYOUTS[name])
 
 
+def test_jagged() -> None:
+    """A nested tensor counts by the elements of its parts."""
+    parts = [normal(12).float().view(3, 4), normal(20, 3).float().view(5, 4)]
+    nested, dense = torch.nested.nested_tensor(parts, layout=torch.jagged), torch.cat(parts)
+    blocks = [tensors.moments([x], ("min", "max", "sum", "sumsq"), EPS) for x in (nested, dense)]
+    got, want = tensors.to_host(blocks)().tolist()
+    assert got == want
+
+
 def test_quantised(backend: Backend) -> None:
     """A quantised tensor counts by the values it stands for."""
     quantised = torch.quantize_per_tensor(normal(5000).float(), 0.1, 0, torch.qint8)

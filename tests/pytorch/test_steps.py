@@ -377,6 +377,22 @@ def test_an_optimizer_that_rests_does_not_stop_the_count() -> None:
     assert reduced == {Row("grad_reduced", step, f"make.{part}") for step in range(5) for part in ("weight", "bias")}
 
 
+def test_uneven_updates_are_each_recorded_and_miss_no_forward() -> None:
+    """Of a step that begins with an update after its forward nothing is missed: the step before has that forward."""
+    model = gan()
+    make, judge = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.make, model.judge))
+    monitor = watch(model, [make, judge], xy_distribution=True)
+    for _ in range(3):
+        for optimizer in (judge, judge, make):
+            model(X).sum().backward()
+            optimizer.step()
+            model.zero_grad()
+    rows = rows_of(monitor)
+    assert monitor.faults == {}
+    for name, updates in (("judge.weight", 6), ("make.weight", 2)):  # the last one ends its step with the next update
+        assert len([row for row in rows if (row.signal, row.name) == ("grad_reduced", name)]) >= updates
+
+
 class Clumsy(torch.optim.SGD):
     """Raises in its second step."""
 

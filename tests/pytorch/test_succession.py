@@ -64,6 +64,26 @@ def test_optimizers_that_were_made_anew_are_let_go() -> None:
     assert (monitor.step, monitor.faults) == (4, {})
 
 
+def test_a_new_optimizer_may_leave_out_what_is_frozen() -> None:
+    """As with LoRA: its steps are counted and recorded, as those of an optimizer of all parameters."""
+    model = TinyNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    monitor = TrainerMon({"wg_distribution": True, "ops": ["norm"], "alert": {"rules": []}})
+    monitor.set_monitor(model, 1, optimizer)
+    for step in range(5):
+        if step == 2:
+            model.fc.requires_grad_(False)
+            optimizer = torch.optim.SGD(model.fc2.parameters(), lr=0.01)
+        model(X).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.stop()
+    steps = {
+        row.step for row in read(monitor.output_directory) if (row.signal, row.name) == ("grad_reduced", "fc2.weight")
+    }
+    assert (monitor.step, steps, list(monitor.faults.values())) == (5, {0, 1, 2, 3, 4}, [])
+
+
 class Lookahead(torch.optim.Optimizer):  # type: ignore[misc, name-defined]
     """Steps through another optimizer of the same parameters."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,6 +26,8 @@ require("uvicorn")
 require("psutil")
 require("prometheus_client")
 require("duckdb")
+
+from probe.services.web.serving import FewRefusals  # noqa: E402 - only where uvicorn is
 
 pytestmark = pytest.mark.slow
 MODULES = ("probe.services.web.serving", "starlette.applications")
@@ -361,6 +364,16 @@ def test_a_wrong_token_reads_and_stores_nothing(guarded: Service, header: str) -
         assert guarded.status("POST", guarded.kind.receiver, b"{", wrong) == 401
     assert guarded.status("GET", "/health", headers=wrong) == 200
     assert guarded.status("GET", guarded.kind.path) == 200
+
+
+def test_connections_without_a_file_are_logged_once_a_minute() -> None:
+    """asyncio logs each of a whole backlog; its other records are kept."""
+    kept, found = FewRefusals(), []
+    for second, text in [(0, "accept"), (1, "accept"), (1, "other"), (59, "accept"), (60, "accept"), (30, "accept")]:
+        record = logging.LogRecord("asyncio", logging.ERROR, "", 0, f"socket.{text}() out of system resource", (), None)
+        record.created = 1e9 + second  # the last one: the clock was put back
+        found.append(kept.filter(record))
+    assert found == [True, False, True, False, True, True]
 
 
 def test_every_answer_has_the_same_headers(service: Service) -> None:

@@ -17,6 +17,8 @@ class Clock:
     sampled: bool = False
     micro_step: int = 0
     """Micro step of the forwards that run now."""
+    forward_was_before: bool = False
+    """True in a step whose first update has ended the one before, in which its forward had run."""
     searching: bool = False
     """True while a closure is evaluated again within an update: a line search, whose tensors are not recorded."""
     outcome: Outcome = "applied"
@@ -36,7 +38,7 @@ class Clock:
     def begin(self, step: int, sampled: bool) -> None:
         """Begin the next training step."""
         self.step, self.sampled, self.micro_step = step, sampled, 0
-        self._forward = self._whole = False
+        self._forward = self._whole = self.forward_was_before = False
         self.backward, self._reached, self._passed = None, {}, {}
 
     def backward_step(self, identity: int) -> int:

@@ -369,8 +369,8 @@ REMEDIES = {
 
 def note_unseen(run: Run, signal: str) -> None:
     """Count a sampled step in which no watched module of ``signal`` ran; log the first."""
-    if CAPTURED in run.faults.counts or not run.asked:
-        return  # the reason is logged already, or nobody asked
+    if CAPTURED in run.faults.counts or not run.asked or run.clock.forward_was_before:
+        return  # the reason is logged already, nobody asked, or the step before has the rows
     where = f"{signal}: steps in which no watched module was seen to run"
     if where not in run.faults.counts:
         _log.warning("%s: no watched module was seen to run: %s", signal, REMEDIES[run.settings.compiled])

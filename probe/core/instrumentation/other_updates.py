@@ -72,6 +72,8 @@ class OtherUpdates:
         """Number of updates of watched optimizers that have ended; True while such an update runs."""
         self._others: WeakSet[Any] = WeakSet()
         """Optimizers of other parameters."""
+        self._partial: WeakSet[Any] = WeakSet()
+        """Optimizers of some of the parameters, which take a place once at most: later they alternate."""
         self._began: dict[int, int] = {}
         """For each running update, the number of updates of watched optimizers before it began."""
         self._alone: tuple[int, int] = (0, 0)
@@ -147,7 +149,8 @@ class OtherUpdates:
         """Return the number of a watched optimizer whose parameters of the model ``optimizer`` has, too, or None; and
         whether any watched optimizer shares parameters with it."""
         hooks = run.framework.hooks
-        present = {id(parameter) for _, model in run.chunks for _, parameter in hooks.parameters(model)}
+        parameters = [parameter for _, model in run.chunks for _, parameter in hooks.parameters(model)]
+        present = {*map(id, parameters)}
         new = {id(parameter) for parameter in hooks.owned(optimizer)} & present
         old = [
             set() if isinstance(watched, StepMark) else {id(parameter) for parameter in hooks.owned(watched)} & present
@@ -158,6 +161,10 @@ class OtherUpdates:
         # first those that still have parameters in the model, then one whose parameters have all been replaced
         order = sorted(range(len(old)), key=lambda i: not old[i])
         number = next((i for i in order if old[i] <= new), None)
+        if number is None and optimizer not in self._partial:  # LoRA: the new optimizer leaves out what is frozen
+            self._partial.add(optimizer)
+            frozen = {id(parameter) for parameter in parameters if not hooks.trainable(parameter)}
+            number = next((i for i in order if not old[i] <= frozen and old[i] - frozen <= new), None)
         return number, any(not new.isdisjoint(parameters) for parameters in old)
 
     def _wait(self, run: Run, optimizer: Optimizer) -> None:

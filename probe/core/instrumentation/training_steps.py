@@ -167,6 +167,7 @@ class TrainingSteps:
                 return
         if self.boundary.updated and self.boundary.ends_by(optimizer):
             self._end()
+            self.run.clock.forward_was_before = True
         if self.run_listener is not None:
             attempt(self.faults, "run state", self.run_listener.updating, optimizer)
         run = self.run

@@ -69,7 +69,7 @@ class WatchedOptimizers:
         """Give what is remembered of one optimizer to another, which has taken its place."""
         if (memory := self._watched.pop(id(before), None)) is not None:
             memory.remade, memory.groups = True, self._loop.groups(optimizer)
-            self._watched[id(optimizer)] = memory
+            self._watched[id(optimizer)], self._present = memory, None
 
     def updating(self, optimizer: Optimizer) -> OptimizerMemory:
         """Return what is remembered of an optimizer that updates, with its parameters as of the latest backward."""

@@ -62,7 +62,7 @@ def json_of(path: Place) -> Any:
     if len(data) > MOST_JSON:
         raise ValueError(message("it is larger than {most} MiB", most=MOST_JSON >> 20))
     with suppress(RecursionError):
-        value = json.loads(data.decode("utf-8"))
+        value = json.loads(data.decode("utf-8-sig"))
         if not _is_deep(value):
             return value
     raise ValueError(message("it is nested more than {most} levels deep", most=DEEPEST))

@@ -185,7 +185,7 @@ def _look_at_csv(path: Place, problems: Problems) -> tuple[tuple[str, ...], int]
         line, ended, _ = start.partition(b"\n")
         if not ended:
             raise _HeaderError(message("expected a header; its line is not finished"))
-        columns = _columns(line.decode("utf-8", "replace").rstrip("\r"))
+        columns = _columns(line.decode("utf-8-sig", "replace").rstrip("\r"))
         _check_whole(columns, start.decode("utf-8", "replace"))
         check_lines(file)
         torn = _torn(file)

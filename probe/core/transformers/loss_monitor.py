@@ -99,7 +99,7 @@ class LossMonitoring(CallbackCore):
         """The epoch in progress, and its losses."""
         self._counted = False
         self._model_flops: float | None = None
-        """Model TFLOP/s of this device in the latest step, as the run measures them."""
+        """Model TFLOP of a step on this device, as the run measures them in a step that may be an earlier one."""
         listen = getattr(monitor, "on_run_step", None)
         self._unlisten: Remove = listen(self._ran) if listen is not None else lambda: None
 
@@ -151,7 +151,8 @@ class LossMonitoring(CallbackCore):
     # On the threads of this callback and of the run.
 
     def _ran(self, step: RunStep) -> None:
-        self._model_flops = step.values.get(MODEL_TFLOPS)
+        rate = step.values.get(MODEL_TFLOPS)
+        self._model_flops = None if rate is None else rate * step.seconds
 
     def _receive(self, numbers: StepNumbers) -> None:
         batch = numbers.value(BATCH_SIZE) or 0.0
@@ -199,9 +200,8 @@ class LossMonitoring(CallbackCore):
             self.lines.info("%s", text)
 
     def _teraflops(self, numbers: StepNumbers) -> float | None:
-        if self.flops_per_step is None or not numbers.seconds > 0:
-            return self._model_flops
-        return self.flops_per_step / numbers.seconds / 1e12
+        flops = self._model_flops if self.flops_per_step is None else self.flops_per_step / 1e12
+        return flops / numbers.seconds if flops is not None and numbers.seconds > 0 else None
 
     def _scalars(self, numbers: StepNumbers, loss: float | None, batch: float, throughput: float) -> Iterator[Scalar]:
         """Yield the curves against steps, then those against samples."""

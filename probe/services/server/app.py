@@ -105,7 +105,7 @@ class Endpoints:
     async def messages(self, request: Request) -> Response:
         """Return stored messages in their order, from one id on."""
         after = request.query_params.get("after", "0")
-        if not after.isdecimal() or len(after) > 18:
+        if not (after.isascii() and after.isdecimal()) or len(after) > 18:
             return json_answer(400, {"error": "after: expected the id of a message"})
         return await self._stored(int(after), MOST_ROWS, request.query_params.get("job"), events=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import signal
 import socket
 import ssl
@@ -18,6 +20,25 @@ from probe.services.web.listening import address_of, raise_limit_of_files
 
 OTHER_FILES = 256
 """Open files of a server besides those of its connections."""
+
+
+class FewRefusals(logging.Filter):
+    """Filter that keeps one record a minute about connections for which no file can be opened: asyncio logs a whole
+    backlog of them each second, with tracebacks, which could fill a disk."""
+
+    last = -math.inf
+    """Time of the latest record that was kept, in seconds since the epoch."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether ``record`` is kept."""
+        if "socket.accept()" not in str(record.msg):
+            return True
+        if is_due := not self.last <= record.created < self.last + 60:
+            self.last = record.created
+        return is_due
+
+
+_few_refusals = FewRefusals()
 
 
 class ServingLimits(NamedTuple):
@@ -66,9 +87,11 @@ class WebServer:
             server_header=False,
             proxy_headers=False,
             limit_concurrency=limits.connections,
+            backlog=limits.connections,
             timeout_keep_alive=limits.keep_alive_seconds,
             timeout_graceful_shutdown=limits.end_seconds,
         )
+        logging.getLogger("asyncio").addFilter(_few_refusals)
         config.load()
         config.ssl = tls
         self._server, self._listening = uvicorn.Server(config), listening

@@ -58,6 +58,7 @@ FILES = {
 """Content of a file of a rank."""
 READABLE = {
     "CR LF and LF": HEADER + ROW.replace(b"\n", b"\r\n") + ROW.replace(b",0,", b",1,"),
+    "a byte order mark": b"\xef\xbb\xbf" + HEADER + ROW,
     "CR CR LF": HEADER + ROW.replace(b"\n", b"\r\r\n") + ROW.replace(b",0,", b",1,"),
     "ranks beyond number": HEADER[:-1] + b",coverage\n" + ROW[:-1] + b",1 of [3] at 0:1 over ranks 0-99999999999\n",
 }
