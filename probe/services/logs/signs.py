@@ -59,7 +59,7 @@ DRIVERS = rb"nvrm|amdgpu|habanalabs"
 """Modules of the kernel whose messages state no level."""
 PROCESSES = rb"process|worker(?:proc)?|engine ?core|agent|container|pod|job|task|node|replica|subprocess|actor|trainer|"
 PROCESSES += rb"launcher|srun|salloc"
-"""Parts of a system, of which an error that no other phrase knows is told by words such as ``failed``."""
+"""Parts of a system, of which an error that no other phrase knows shows by words such as ``failed``."""
 LAST, OF_ERROR = "last", "error"
 """Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
 ERROR, or that begin as one, that anything about a part of the system has."""
