@@ -67,8 +67,9 @@ class FoundRun:
         the same class and parameters, and with the same settings, unless that one has made an update or two alone."""
         parameters = [*map(id, owned(optimizer))]
         for position, reference in enumerate(self._optimizers):
-            former = reference()
-            if type(former) is type(optimizer) and [*map(id, owned(former))] == parameters:
+            if (former := reference()) is None or type(former) is not type(optimizer):
+                continue
+            if [*map(id, owned(former))] == parameters:
                 settings = getattr(optimizer, "defaults", None)
                 is_same = settings is not None and repr(settings) == repr(former.defaults)
                 if not is_same and self.monitor.step - self._since > BRIEF:
