@@ -39,6 +39,8 @@ class Session:
         """All hooks."""
         self._hooked: dict[int, tuple[Optimizer, Remove]] = {}
         """The optimizers with hooks, by identity: the watched ones, and those that one of another kind has replaced."""
+        self._of_optimizers = ExitStack()
+        """Removes these hooks."""
         self._leaving = False
         """True once all hooks are to be removed at the next forward."""
         self._end: Callable[[], None] | None = None
@@ -58,7 +60,7 @@ class Session:
             self._stack.callback(run.framework.prepare(run.settings))
             self._stack.callback(self._sources.close)
             self._place(sources)
-            self._stack.callback(self._unhook_all)
+            self._stack.callback(self._of_optimizers.close)
             for optimizer in run.optimizers:
                 self.hook(optimizer)
             self._stack.callback(run.framework.on_every_step(*self.steps.other_updates.listeners(), run.faults))
@@ -91,17 +93,16 @@ class Session:
         """Place the hooks of an optimizer, unless it has them; raise an error if it cannot be watched."""
         if id(optimizer) not in self._hooked:
             self._hooks.check_optimizer(optimizer)
-            self._hooked[id(optimizer)] = optimizer, self._hooks.on_step(optimizer, self.steps)
+            remove = self._hooks.on_step(optimizer, self.steps)
+            self._hooked[id(optimizer)] = optimizer, remove
+            self._of_optimizers.callback(remove)
 
     def unhook(self, optimizer: Optimizer) -> None:
         """Remove the hooks of an optimizer, and let go of it."""
         self._hooked.pop(id(optimizer))[1]()
-
-    def _unhook_all(self) -> None:
-        with ExitStack() as removing:
-            for _, remove in self._hooked.values():
-                removing.callback(remove)
-            self._hooked.clear()
+        self._of_optimizers.pop_all()  # without a call
+        for _, remove in self._hooked.values():
+            self._of_optimizers.callback(remove)
 
     def remove_at_end(self, remove: Remove) -> None:
         """Call ``remove`` when the session detaches."""

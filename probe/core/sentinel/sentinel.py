@@ -238,8 +238,8 @@ class Sentinel:
             ]
             if positions:
                 self._clipping.append((memory, positions))
-                parts = self._optimizers.world > 1 and self._loop.divided([memory.parameters[n] for n in positions])
-                self._of_parts |= parts
+                is_part = self._loop.divided([memory.parameters[n] for n in positions])
+                self._of_parts |= is_part and self._optimizers.world > 1
                 self._norms.measure(memory, optimizer, all_gradients, positions)
 
     def clipped(self, total: float | Tensor, factor: Callable[[float], float]) -> None:
