@@ -215,11 +215,12 @@ class ScriptWatch:
     def _called(self, model: Any) -> None:
         while self._errands:
             self._errands.pop()()
-        if not self._waiting() and not self._paired:
+        trains = self._finder.trains(model)
+        owners = self._unlike_watched() if trains else self._waiting()
+        if not owners and not self._paired:
             self._rest()
-        if self._undo is None or not self._finder.trains(model):
+        if self._undo is None or not trains:
             return
-        owners = self._unlike_watched()
         for models, optimizer in self._paired:
             candidates = [reference() for reference in models]
             if any(model is candidate for candidate in candidates) and (owner := optimizer()) is not None:
