@@ -26,13 +26,16 @@ class _LastFinder:
 
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG004
-        """Return None for a module of another package, or of the table of older paths.
+        """Return None for a module of another package, of the table of older paths, or that is not to be imported:
+        ``importlib.util.find_spec`` asks, too, and so does ``python -m``.
 
         Raises:
             ModuleNotFoundError: without a name: ``from probe.pytorch import Trainer`` then ends with it.
         """
+        if not fullname.startswith("probe.") or sys._getframe(2).f_code.co_name != "_find_and_load_unlocked":
+            return
         older = sys.modules.get("probe.core.older_paths")
-        if fullname.startswith("probe.") and not (older is not None and older.has(fullname)):
+        if not (older is not None and older.has(fullname)):
             raise ModuleNotFoundError(_lacking(*fullname.rpartition(".")[::2], path))
 
 
