@@ -116,8 +116,7 @@ def test_no_framework_is_imported_where_the_path_names_none() -> None:
 def test_a_path_without_a_file_is_found_and_unpickles(path: str) -> None:
     """Tools that look for a module find it, and objects written with an older path are read."""
     assert importlib.util.find_spec(path) is not None
-    with pytest.raises(ModuleNotFoundError, match="has no csv2dbs; "):
-        importlib.util.find_spec(f"{path}s")
+    assert importlib.util.find_spec(f"{path}s") is None
     assert pickle.loads(f"c{path}\nCSV2DBConfig\n.".encode()) is CSV2DBConfig  # protocol 0 spells the module out
 
 
