@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from probe.core.naming import MODEL_TFLOPS
 from probe.core.transformers_monitor import TransformersConfigError
 from probe.pytorch import MFLossMonitor, TrainerMon, TrainingStateMonitor, TrainingStopped, from_yaml
 from probe.pytorch import callbacks as callbacks_module
@@ -485,15 +484,14 @@ def test_a_callback_without_its_package_says_what_to_install(
 def test_operations_a_second_are_those_of_the_monitor(
     lines: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without ``flops_per_step`` of its own, the loss monitor has what a monitor of the same training measures, until
-    it is closed."""
+    """Without ``flops_per_step`` of its own, the loss monitor has those of a monitor of the same training, over the
+    time of each step."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "run"))
     training = Training()
     monitor = TrainerMon({"format": "api", "run": {"flops_per_step": 2e12}})
     monitor.set_monitor(training.net, 1, training.optimizer)
-    seen: dict[int, float] = {}
-    monitor.on_run_step(lambda step: seen.update({step.step: step.values.get(MODEL_TFLOPS, math.nan)}))
-    loss = MFLossMonitor(tensorboard={"tensorboard_dir": "curves"}, monitor=monitor)
+    settings = {"tensorboard_dir": "curves", "log_timers_to_tensorboard": True}
+    loss = MFLossMonitor(tensorboard=settings, monitor=monitor)
     for step in range(4):
         training.optimizer.zero_grad()
         training.net(batch(step)).square().mean().backward()
@@ -502,8 +500,9 @@ def test_operations_a_second_are_those_of_the_monitor(
         assert monitor.flush()
     loss.close()
     monitor.stop()
-    found = scalars_of(tmp_path / "curves" / "rank_0")["model-flops-throughput-per-npu"]
-    measured = [*seen.values()]
-    assert found
-    assert all(any(value == pytest.approx(other, rel=1e-6) for other in measured) for _, value in found)
+    curves = scalars_of(tmp_path / "curves" / "rank_0")
+    rates, milliseconds = curves["model-flops-throughput-per-npu"], dict(curves["iteration-time"])
+    assert rates
+    for step, rate in rates:
+        assert rate * milliseconds[step] / 1000 == pytest.approx(2.0, rel=1e-5)
     assert monitor.faults == {}
