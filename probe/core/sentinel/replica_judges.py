@@ -40,10 +40,6 @@ FEWEST_SCALED = 3
 """Fewest parameters that share a factor: norms and sums of so many do not agree by chance."""
 UPDATES_SHARED = 3
 """Updates in a row with equal gradients after which parameters are known to share them."""
-UPDATES_LEFT_OUT = 10
-"""The same after which other parameters were left out of what ranks share."""
-EXPERT = "expert"
-"""Part of the names of parameters that are others on each rank, though they may begin equal."""
 STEPS_DIFFER = 1
 MOST_NAMED = 3
 Mask = npt.NDArray[np.bool_]
@@ -54,8 +50,6 @@ class Apart:
     """Memory of the parameters whose values differ between ranks: not all are read at each update."""
 
     def __init__(self, number: int) -> None:
-        self.were_equal = np.zeros(number, np.bool_)
-        """Parameters whose values were equal at any update."""
         self.since = np.full(number, -1)
         """Step since which the values of each parameter differ; -1 if they do not."""
 
@@ -64,7 +58,6 @@ class Apart:
         if values is not None and values.shape[1] == len(self.since):
             differs = deviations(values) > EQUAL_SHARE
             equal = np.isfinite(values).all(axis=(0, 2)) & ~differs
-            self.were_equal |= equal
             self.since = np.where(equal, -1, np.where(differs & (self.since < 0), step, self.since))
         return self.since >= 0
 
@@ -199,11 +192,7 @@ class _Pair:
     applied to must be equal too, and they must stay so.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        number = len(names)
-        self._dense = np.array([EXPERT not in name for name in names], np.bool_)
-        self.left_out = np.zeros(number, np.bool_)
-        """Parameters that began equal and get different gradients, where most others get equal ones."""
+    def __init__(self, number: int) -> None:
         self.updates = np.zeros(number, np.int64)
         """Updates in a row so far in which the gradients of each parameter were equal, and not always the same."""
         self.apart = Apart(number)
@@ -228,9 +217,6 @@ class _Pair:
         wrong = (self.updates >= FIRST_UPDATES) & present & (parts > EQUAL_SHARE)
         self.updates = np.where(equal, self.updates + varies, np.where(present & ~wrong, 0, self.updates))
         apart = self.apart.look(first.step, stacked([first.values, second.values]))
-        shared = self.updates >= UPDATES_LEFT_OUT
-        self.left_out = present & apart & self.apart.were_equal & (self.updates == 0) & self._dense
-        self.left_out &= shared.sum() * 2 >= present.sum()
         return wrong, apart & equal & (self.updates >= UPDATES_SHARED)
 
 
@@ -243,7 +229,7 @@ class UnnamedReplicas:
 
     def __init__(self, group: RankGroup, of_data: tuple[SameData, UnlikePeers]) -> None:
         self._group, self._of_data, self._scaled = group, of_data, ScaledApart(group)
-        self._pairs = {pair: _Pair(group.names) for pair in pairs(len(group.ranks))}
+        self._pairs = {pair: _Pair(len(group.names)) for pair in pairs(len(group.ranks))}
         self._streak = Streak(STEPS_DIFFER)
         self._waiting: dict[str, CheckFinding] = {}
         """Latest findings about data-parallel ranks, until the ranks have proved to be such."""
@@ -256,10 +242,8 @@ class UnnamedReplicas:
         looks = {pair: state.look(lines[pair[0]], lines[pair[1]]) for pair, state in self._pairs.items()}
         wrong = {pair: np.flatnonzero(look[0]) for pair, look in looks.items() if look[0].any()}
         apart = {pair: np.flatnonzero(look[1]) for pair, look in looks.items() if look[1].any()}
-        left_out = {pair: np.flatnonzero(state.left_out) for pair, state in self._pairs.items() if state.left_out.any()}
-        if self._streak.completes(bool(wrong or apart or left_out), step):
-            places = wrong or apart or left_out
-            yield self._finding(step, places, lines, values=not wrong and bool(apart), began=not wrong and not apart)
+        if self._streak.completes(bool(wrong or apart), step):
+            yield self._finding(step, wrong or apart, lines, values=not wrong)
         for judge in self._of_data:
             self._waiting |= {finding.check: finding for finding in judge.judge(step, lines)}
         if all(state.all_equal for state in self._pairs.values()):
@@ -267,7 +251,7 @@ class UnnamedReplicas:
             self._waiting.clear()
 
     def _finding(
-        self, step: int, apart: Mapping[tuple[int, int], Places], lines: Sequence[RankLine], values: bool, began: bool
+        self, step: int, apart: Mapping[tuple[int, int], Places], lines: Sequence[RankLine], values: bool
     ) -> CheckFinding:
         places = np.unique(np.concatenate([*apart.values()]))
         names = _names(self._group, places)
@@ -276,9 +260,6 @@ class UnnamedReplicas:
         listed = _listed(names, len(places))
         since = step
         text = message("ranks apply different gradients to {listed}, which were equal until now", listed=listed)
-        if began:
-            since = min(int(self._pairs[pair].apart.since[some].min()) for pair, some in apart.items())
-            text = message("ranks apply different gradients to {listed}, and equal ones to others", listed=listed)
         if values:
             # that gradients are equal takes some updates to be seen: the values differed before
             since = min(int(self._pairs[pair].apart.since[some].min()) for pair, some in apart.items())

@@ -209,21 +209,6 @@ def test_ranks_without_named_groups_that_part_are_found() -> None:
     assert found(group(4, "unknown"), line(0)) == []
 
 
-@pytest.mark.parametrize(("apart", "names"), [(0.3, NAMES), (0.0, NAMES), (0.3, (*NAMES[:3], "experts.0"))])
-def test_a_parameter_that_ranks_do_not_average_with_the_others_is_found(apart: float, names: tuple[str, ...]) -> None:
-    """It began equal on them, as all others did; an expert of each rank is none."""
-
-    def line(rank: int, step: int) -> RankLine:
-        gradients, values = numbers(step), numbers(step + 100)
-        if rank:
-            gradients[3] *= 1 + apart
-            values[3] *= 1 + (apart if step else 0)
-        return with_values(RankLine(step, 0, 1.0, gradients), values)
-
-    findings = found(RankGroup("unknown", (0, 1), names, ()), line)
-    assert [(finding.where, finding.since) for finding in findings] == [(("head",), 1)] * (names == NAMES and apart > 0)
-
-
 @pytest.mark.parametrize("role", ["tensor", "unknown"])
 def test_gradients_that_one_rank_alone_has_scaled_are_found(role: Role) -> None:
     """Those of replicated parameters have one factor between them, in norm and sum; shards have none."""
