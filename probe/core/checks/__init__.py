@@ -20,6 +20,7 @@ from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.checks.gradients_discarded import GradientsDiscarded
 from probe.core.checks.habits import MasksDrawnAnew, OtherSchedule, PartsClipped
 from probe.core.checks.held_twice import HeldTwice
+from probe.core.checks.inputs_zero import InputsZero
 from probe.core.checks.loss_form import (
     CopiedLabels,
     DoubleSoftmax,
@@ -103,6 +104,7 @@ CHECKS: dict[str, type[Check]] = {
     "state-restarted": StateRestarted,
     "optimizer-remade": OptimizerRemade,
     "gradient-gone": GradientGone,
+    "inputs-zero": InputsZero,
     "loss-leap": LossLeap,
     "gradient-leap": GradientLeap,
     "turning-unstable": TurningUnstable,

@@ -162,6 +162,17 @@ def test_auxiliary_heads_and_coefficients_that_come_and_go_are_none() -> None:
     assert not findings("gradient-gone", cycles)
 
 
+def test_inputs_that_become_zero_are_found_by_the_weights_alone() -> None:
+    """Weights of one module have no gradient from a step on, and its bias has; with the bias it is another matter."""
+    training, gone = Training(), {"layers.0.weight": 0.0}
+    (finding,) = findings("inputs-zero", training.updates(30), training.updates(20, norms=gone))
+    assert (finding.where, finding.since, finding.step) == (("layers.0",), 30, 37)
+    assert not findings("inputs-zero", training.updates(30), training.updates(20, norms={"layers.0": 0.0}))
+    assert not findings("inputs-zero", training.updates(40, norms=gone), training.updates(9, norms=gone))
+    now_and_then = (training.update(norms={} if step % 5 else gone) for step in range(60))
+    assert not findings("inputs-zero", training.updates(30), now_and_then)
+
+
 def test_a_beginning_of_a_model_that_never_has_a_gradient_is_found() -> None:
     """Zeros alone from the first update on, as behind rounding; a small part, or one in the middle, may be meant."""
     training = Training()

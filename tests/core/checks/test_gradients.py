@@ -51,6 +51,15 @@ def test_a_few_stale_gradients_and_those_of_skipped_updates_are_none() -> None:
     assert not findings("stale-gradient", training.updates(9, again=True, outcome="skipped"))
 
 
+def test_gradients_that_are_cleared_too_rarely_are_found() -> None:
+    """Two of three updates apply the old gradients, too: found after 18 updates, and once."""
+    training = Training()
+    (finding,) = findings("stale-gradient", (training.update(again=step % 3 != 0) for step in range(40)))
+    assert (finding.step, finding.since) == (17, 1)
+    assert "12 of the last 18" in finding.text
+    assert not findings("stale-gradient", (training.update(again=step % 2 != 0) for step in range(40)))
+
+
 def test_an_update_without_a_new_backward_is_found() -> None:
     """Each second update applies the old gradients: found at the second of them."""
     training = Training()
