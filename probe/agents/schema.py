@@ -97,6 +97,8 @@ class VerdictAnswer(AnswerPart):
     onset: OnsetAnswer | None
     signal: str
     """Signal of the row; empty for anything else."""
+    noted: list[str]
+    """Sentences of the first notes, where nothing else was found."""
 
 
 class PrintedVerdict(VerdictAnswer):

@@ -165,6 +165,8 @@ class Verdict(NamedTuple):
     """Answer of the search for the cause in the steps before; None if none was made."""
     signal: str = ""
     """Signal of the row that is named; empty if none is."""
+    noted: tuple[str, ...] = ()
+    """Sentences of the first notes, where nothing else was found."""
 
     def cell(self) -> dict[str, object]:
         """Return the place that a page opens: the cell of the row that is named, else the step."""
@@ -174,7 +176,7 @@ class Verdict(NamedTuple):
     def line(self) -> Message:
         """Return the verdict as one clause."""
         if not self.kind:
-            return joined("; ", self.lines())
+            return joined("; ", self._looked())
         more = [message("and {number} more", number=self.more)] if self.more else []
         before = [self.onset.text()] if self.onset is not None and self.onset.where else []
         head = joined(", ", [joined(": ", [message(self.grade or ""), self.head()]), *more])
@@ -188,8 +190,7 @@ class Verdict(NamedTuple):
             picture: lines of the rows around the place.
         """
         if not self.kind:
-            not_at = message("not looked at: {what}", what=_listed(self.looked.not_at)) if self.looked.not_at else ""
-            return [self._looked_at(), *filter(None, [not_at])]
+            return [*self._looked(), *(message("note: {text}", text=text) for text in self.noted)]
         numbers = joined(", ", [joined(" ", [message(name), _number(value)]) for name, value in self.evidence.items()])
         lines = [joined(": ", [message(self.grade or ""), self.head()]), self.text]
         lines += [*filter(None, [change or numbers]), *picture, *self._limits()]
@@ -249,6 +250,10 @@ class Verdict(NamedTuple):
             return message("the input"), one
         return None
 
+    def _looked(self) -> list[Message]:
+        not_at = [message("not looked at: {what}", what=_listed(self.looked.not_at))] if self.looked.not_at else []
+        return [self._looked_at(), *not_at]
+
     def _looked_at(self) -> Message:
         if not self.looked.at:
             return message("nothing was looked at")
@@ -287,7 +292,11 @@ def verdict_of(
     notes = len(every) - len(grave) - len(warnings)
     first = min(grave or warnings, key=_order, default=None)
     if first is None:
-        return Verdict("", None, (), (), None, None, None, "", {}, looked, (), None, (), command, 0, notes)
+        noted = tuple(
+            message("{kind}, step {step}: {text}", kind=each.kind, step=each.since, text=each.text)
+            for each in sorted(every, key=_order)[:MOST_NAMED]
+        )
+        return Verdict("", None, (), (), None, None, None, "", {}, looked, (), None, (), command, 0, notes, noted=noted)
     first = _narrowed(first, grave)
     shown = next((steps for steps in deep if steps.concern(first)), None)
     first = first if shown is None else shown.explain(first)

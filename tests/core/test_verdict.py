@@ -27,11 +27,10 @@ def test_nothing_found_names_what_was_looked_at_and_what_was_not() -> None:
     ]
     assert verdict_of([], Looked((), ("gradients",))).line() == "nothing was looked at; not looked at: gradients"
     note = finding("unclipped", "note", 3, evidence={})
-    assert (
-        verdict_of([note], LOOKED)
-        .line()
-        .startswith("nothing found in gradients in 24 of 202 steps and the loss, 1 note")
-    )
+    noted = verdict_of([note], LOOKED)
+    assert noted.line().startswith("nothing found in gradients in 24 of 202 steps and the loss, 1 note")
+    assert noted.lines()[2:] == ["note: unclipped, step 3: unclipped at step 3"]
+    assert not verdict_of([note, finding()], LOOKED).noted
 
 
 def test_a_place_that_the_numbers_cannot_name_is_not_named() -> None:
