@@ -190,7 +190,7 @@ class Verdict(NamedTuple):
             picture: lines of the rows around the place.
         """
         if not self.kind:
-            return [*self._looked(), *(message("note: {text}", text=text) for text in self.noted)]
+            return [*self._looked(), *(message("note (may be intended): {text}", text=text) for text in self.noted)]
         numbers = joined(", ", [joined(" ", [message(name), _number(value)]) for name, value in self.evidence.items()])
         lines = [joined(": ", [message(self.grade or ""), self.head()]), self.text]
         lines += [*filter(None, [change or numbers]), *picture, *self._limits()]

@@ -29,7 +29,7 @@ def test_nothing_found_names_what_was_looked_at_and_what_was_not() -> None:
     note = finding("unclipped", "note", 3, evidence={})
     noted = verdict_of([note], LOOKED)
     assert noted.line().startswith("nothing found in gradients in 24 of 202 steps and the loss, 1 note")
-    assert noted.lines()[2:] == ["note: unclipped, step 3: unclipped at step 3"]
+    assert noted.lines()[2:] == ["note (may be intended): unclipped, step 3: unclipped at step 3"]
     assert not verdict_of([note, finding()], LOOKED).noted
 
 
