@@ -70,9 +70,7 @@ def flush(
     outlets = None if config is None else _outlets(config)
     folder = directory if directory.name == FOLDER else directory / FOLDER
     if not directory.is_dir():
-        complain(
-            message("{directory}: expected a directory, got none; give a run's MONITOR_OUTPUT_DIR", directory=directory)
-        )
+        complain("{directory}: expected a directory, got none; give a run's MONITOR_OUTPUT_DIR", directory=directory)
         raise typer.Exit(2)
     spools = list(abandoned(folder))
     try:
@@ -85,10 +83,10 @@ def flush(
         print_answer("alert flush", {"complete": complete, "senders_left": live, "senders": results})
         raise typer.Exit(0 if complete else 1)
     if not spools and not live:
-        echo(message("{folder}: no alert waits to be sent", folder=folder))
+        echo("{folder}: no alert waits to be sent", folder=folder)
     if live:
         senders = counted(live, "sender")
-        echo(message("{senders} in {folder}: going on, or with alerts that are left", senders=senders, folder=folder))
+        echo("{senders} in {folder}: going on, or with alerts that are left", senders=senders, folder=folder)
     raise typer.Exit(0 if complete else 1)
 
 
@@ -99,7 +97,7 @@ def _of_the_run(spool: Spool) -> list[Outlet]:
     if inline or not channels:
         names = ", ".join(inline)
         what = message("the address of {names}" if inline else "the channels of the run", names=names)
-        complain(message("{what}: not in the directory; give the run's configuration with --config", what=what))
+        complain("{what}: not in the directory; give the run's configuration with --config", what=what)
         raise typer.Exit(2)
     try:
         return opened(load({"alert": {"channels": channels}}).alert, "the channels of the run")
@@ -113,7 +111,7 @@ def _flush(spool: Spool, outlets: Sequence[Outlet], quiet: bool) -> dict[str, An
     entries = [*spool.alerts()]
     for entry in entries:
         queue_again(entry, outlets)
-    echo(message("{alerts} to send", alerts=counted(len(entries), "alert")), quiet)
+    echo("{alerts} to send", quiet, alerts=counted(len(entries), "alert"))
     waiting = {o.label: [entry for entry in entries if o.label in entry.pending] for o in outlets}
     complete, attempts = True, _sent([outlet for outlet in outlets if waiting[outlet.label]], waiting, quiet)
     for attempt in attempts:
@@ -147,10 +145,8 @@ def _outlets(config: Path) -> list[Outlet]:
         raise typer.Exit(2) from None
     if not outlets:
         complain(
-            message(
-                "{config}: expected alert.channels, got none; `probe config explain alert.channels` describes them",
-                config=config,
-            )
+            "{config}: expected alert.channels, got none; `probe config explain alert.channels` describes them",
+            config=config,
         )
         raise typer.Exit(2)
     return outlets

@@ -30,7 +30,7 @@ from probe.core.analysis.diagnosis.run_verdict import card_about, verdict_about
 from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
 from probe.core.errors import reason_of
-from probe.core.language import joined, message, translated
+from probe.core.language import invalid, joined, message, translated
 from probe.core.messages import complain, has_blocks, printable, shown_path, terminal_width, wrapped
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find, last_run
@@ -89,7 +89,7 @@ def anomalies(
     for line in [*analysis.notes, *analysis.problems.lines()]:
         complain(line, "warning")
     if written:
-        complain(message("written: {written}", written=written), "info")
+        complain("written: {written}", "info", written=written)
     if not analysis.extent.rows and not analysis.of_checks:
         complain(nothing_judged(analysis.run))
         raise typer.Exit(2)
@@ -127,15 +127,13 @@ def chosen(text: str) -> list[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             expected = "--steps: expected steps such as 10-20,25; got {text!r}; leave it out for all"
-            raise ValueError(message(expected, text=text))
+            raise invalid(expected, text=text)
         span = range(int(first), int(last or first) + 1)
         if len(found) + span.stop - span.start > MOST_STEPS:
-            raise ValueError(
-                message(
-                    "--steps: expected {most_steps} steps or fewer, or no --steps for all; got {text!r}",
-                    most_steps=MOST_STEPS,
-                    text=text,
-                )
+            raise invalid(
+                "--steps: expected {most_steps} steps or fewer, or no --steps for all; got {text!r}",
+                most_steps=MOST_STEPS,
+                text=text,
             )
         found += span
     return found

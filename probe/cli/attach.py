@@ -70,7 +70,7 @@ def _checked(pid: int) -> Interpreter:
         interpreter = Interpreter.of(pid)
         interpreter.check()
     except UnattachableError as reason:
-        complain(message("{pid}: {reason}", pid=pid, reason=reason))
+        complain("{pid}: {reason}", pid=pid, reason=reason)
         raise typer.Exit(2) from None
     return interpreter
 
@@ -90,12 +90,7 @@ def _show(pid: int, answer: Mapping[str, Any], made: AttachExchange, interpreter
         typer.echo(printable(f"{pid}: {translated(_attached(answer))}"), err=quiet)
     else:
         complain(
-            message(
-                "{pid}: not watched: {reason}{others}",
-                pid=pid,
-                reason=_looked_up(answer["reason"]),
-                others=_others(pid),
-            )
+            "{pid}: not watched: {reason}{others}", pid=pid, reason=_looked_up(answer["reason"]), others=_others(pid)
         )
 
 

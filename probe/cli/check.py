@@ -92,7 +92,7 @@ def check(
     command = command_of("check", module, arguments, sys.argv)
     hint_at_late("--steps", "-n", "--output", "-o", "--show", "--limit", "--json", command=command)
     if flag := unwatched_by(command):
-        complain(message("nothing can be checked: with {flag} Python ignores PYTHONPATH: leave it out", flag=flag))
+        complain("nothing can be checked: with {flag} Python ignores PYTHONPATH: leave it out", flag=flag)
         raise typer.Exit(2)
     with ExitStack() as stack:
         folder = _folder(output, stack)
@@ -111,9 +111,7 @@ def _folder(output: Path | None, stack: ExitStack) -> Path:
     if output is None:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="probe-check-", ignore_cleanup_errors=True)))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        complain(
-            message("--output: {path}: expected a new or empty folder, got one with files: name another", path=output)
-        )
+        complain("--output: {path}: expected a new or empty folder, got one with files: name another", path=output)
         raise typer.Exit(2)
     output.mkdir(parents=True, exist_ok=True)
     return output.resolve()
@@ -140,7 +138,7 @@ def _records(folder: Path) -> list[TrialRecord]:
     try:
         return read_records(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        complain(message("what the program has left cannot be read: {error}", error=error), "warning")
+        complain("what the program has left cannot be read: {error}", "warning", error=error)
         return []
 
 

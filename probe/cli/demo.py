@@ -61,7 +61,7 @@ def demo(
             package=package,
             command=install(framework.value),
         )
-        complain(message("{title} is not installed: {advice}", title=title, advice=advice))
+        complain("{title} is not installed: {advice}", title=title, advice=advice)
         raise typer.Exit(2)
     from rich.console import Console
 
@@ -93,8 +93,5 @@ def _formats() -> list[str]:
     """Formats that can be written; warn if that is not all of them."""
     if find_spec("tensorboardX") is not None:
         return ["csv", "tensorboard"]
-    complain(
-        message("only CSV is written: {missing}", missing=missing("TensorBoard", "tensorboardX", "tensorboard")),
-        "warning",
-    )
+    complain("only CSV is written: {missing}", "warning", missing=missing("TensorBoard", "tensorboardX", "tensorboard"))
     return ["csv"]

@@ -76,7 +76,7 @@ def parse(
 
     try:
         if follow and STANDARD_INPUT in places:
-            raise SourceError(message("--follow: standard input is read to its end in any case; leave the option out"))
+            raise SourceError("--follow: standard input is read to its end in any case; leave the option out")
         for place in places:
             _expect_there(place) if follow else files_of(place)
         target = _output(Path(os.devnull) if as_machine and output is None else output, places)
@@ -126,11 +126,9 @@ def _written(target: BinaryIO, output: Path | None, run: Callable[[], None]) -> 
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
     except OSError as error:
         complain(
-            message(
-                "{output}: cannot be written: {reason}",
-                output=output or message("standard output"),
-                reason=advice_of(error),
-            )
+            "{output}: cannot be written: {reason}",
+            output=output or message("standard output"),
+            reason=advice_of(error),
         )
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
         return False
@@ -169,14 +167,12 @@ def _expect_there(place: str) -> None:
 
     if not Path(place).exists() and not Path(place).absolute().parent.is_dir():
         raise SourceError(
-            message(
-                "{place}: expected a file or a directory; there is no folder {parent}",
-                place=place,
-                parent=Path(place).parent,
-            )
+            "{place}: expected a file or a directory; there is no folder {parent}",
+            place=place,
+            parent=Path(place).parent,
         )
     if not Path(place).exists():
-        complain(message("{place}: there is no such file yet: it is read as soon as there is", place=place), "warning")
+        complain("{place}: there is no such file yet: it is read as soon as there is", "warning", place=place)
 
 
 def _output(path: Path | None, places: list[str]) -> BinaryIO:

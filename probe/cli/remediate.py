@@ -48,8 +48,8 @@ def remediate(
             print_answer("remediate", {"live": live, "rehearsed": rehearsed})
             return
         actions, none = counted(len(live), "action"), message("none")
-        echo(message("probe: {actions} live: {names}", actions=actions, names=", ".join(live) or none))
+        echo("probe: {actions} live: {names}", actions=actions, names=", ".join(live) or none)
         names = ", ".join(rehearsed) or none
-        echo(message("probe: {number} rehearsed: {names}", number=len(rehearsed), names=names))
+        echo("probe: {number} rehearsed: {names}", number=len(rehearsed), names=names)
         if not check:
-            serve_until_ended(options, lambda at: echo(message("probe: listening at {address}", address=at)))
+            serve_until_ended(options, lambda at: echo("probe: listening at {address}", address=at))

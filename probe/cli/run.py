@@ -61,7 +61,7 @@ def run(
     named = ["-c"] * (config is not None) + ["--deep"] * deep + ["--light"] * light
     if len(named) > 1:
         text = "expected one of -c, --deep and --light, got {names}: each says what is recorded; leave the others out"
-        complain(message(text, names=", ".join(named)))
+        complain(text, names=", ".join(named))
         raise typer.Exit(2)
     if config is not None:
         _check(config)
@@ -70,19 +70,17 @@ def run(
     command = command_of("run", module, arguments, sys.argv)
     if (switch := os.environ.get(SWITCH, "1")) not in ("", "0", "1"):
         text = "{variable}: expected 0, which switches the watching off, or 1, got {switch!r}: the program is watched"
-        complain(message(text, variable=SWITCH, switch=switch), "warning")
+        complain(text, "warning", variable=SWITCH, switch=switch)
     hint_at_late("--deep", "--light", command=command)
     late = [option for option, file in pairwise(arguments) if option in CONFIG and _is_configuration(file)]
     if late and config is None:
         _warn_of_late(late[0])
     if flag := unwatched_by(command):
         complain(
-            message(
-                "nothing is watched: with {flag} Python ignores PYTHONPATH, by which each process is prepared: leave "
-                "it out, or write the three lines in the program",
-                flag=flag,
-            ),
+            "nothing is watched: with {flag} Python ignores PYTHONPATH, by which each process is prepared: leave "
+            "it out, or write the three lines in the program",
             "warning",
+            flag=flag,
         )
     start(command, DEEP if deep else LIGHT if light else config, is_reporting=not flag)
 
@@ -96,7 +94,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     if module and (os.sep in arguments[0] or (arguments[0].endswith(".py") and Path(arguments[0]).exists())):
         name = ".".join(Path(os.path.relpath(arguments[0])).with_suffix("").parts)
         text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
-        complain(message(text, file=arguments[0], name=name))
+        complain(text, file=arguments[0], name=name)
         raise typer.Exit(2)
     if module:
         return [*python, "-m", *arguments]
@@ -123,7 +121,7 @@ def hint_at_late(*options: str, command: list[str]) -> None:
 
 def _warn_of_late(option: str) -> None:
     text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
-    complain(message(text, late=option), "warning")
+    complain(text, "warning", late=option)
 
 
 def _is_configuration(file: str) -> bool:
@@ -220,12 +218,9 @@ def start(command: list[str], config: Path | str | None, is_reporting: bool = Tr
         os.execvpe(command[0], command, environment)  # noqa: S606 - a shell would need quotes
     except FileNotFoundError:
         complain(
-            message(
-                "{program}: expected a program; there is none of this name: check its spelling and PATH",
-                program=command[0],
-            )
+            "{program}: expected a program; there is none of this name: check its spelling and PATH", program=command[0]
         )
         raise typer.Exit(NOT_FOUND) from None
     except OSError as error:
-        complain(message("{program}: cannot be run: {reason}", program=command[0], reason=error.strerror))
+        complain("{program}: cannot be run: {reason}", program=command[0], reason=error.strerror)
         raise typer.Exit(CANNOT_RUN) from None

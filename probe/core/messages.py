@@ -94,14 +94,16 @@ patience: float | None = 2.0
 After one in vain there is no waiting. None: without limit, as a command does."""
 
 
-def complain(text: str, level: str = "error", colour: int = 0) -> None:
+def complain(text: str, level: str = "error", colour: int = 0, /, **values: object) -> None:
     """Write ``text`` to standard error, in the language of the command line if it is a message. Never raises.
 
     Args:
         colour: ANSI number of the colour of the first line on a terminal, unless ``NO_COLOR`` is set; 0 for none.
+        values: those of ``text`` if it is a template.
     """
     global unwritten  # noqa: PLW0603 - a fact of the process
     try:
+        text = message(text, **values) if values else text
         shown = translated(message(level)) if isinstance(text, Message) else level
         width = terminal_width(sys.stderr)
         first, *others = (wrapped(line, width, MARGIN) for line in lines(shown, translated(text)).split("\n"))
@@ -152,8 +154,13 @@ def counted(number: float, noun: str, several: str = "") -> Message:
     return message(f"{{n:,}} {plural(number, noun, several)}", n=number)
 
 
-def echo(text: str, to_error: bool = False) -> None:
-    """Print a line, in the language of the command line if it is a message; control characters are escaped."""
+def echo(text: str, to_error: bool = False, /, **values: object) -> None:
+    """Print a line, in the language of the command line if it is a message; control characters are escaped.
+
+    Args:
+        values: those of ``text`` if it is a template.
+    """
+    text = message(text, **values) if values else text
     print(printable(translated(text)), file=sys.stderr if to_error else sys.stdout, flush=True)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from probe.core.analysis.compare.census import Census, Wanted
 from probe.core.analysis.compare.compared_piece import Side
 from probe.core.analysis.compare.name_map import NameMap, Pairs, nearest, pair
-from probe.core.language import message
+from probe.core.language import invalid
 from probe.core.naming import signal_of
 from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP
 
@@ -108,12 +108,10 @@ def pair_ranks(a: Side, b: Side, options: Options) -> list[tuple[int, int]]:
     common = frozenset(of_b)
     ranks = [(rank, rank) for rank in of_a if rank in common]
     if not ranks:
-        raise ValueError(
-            message(
-                "the runs have no rank in common: A has {of_a}, B {of_b}; choose with --rank A:B",
-                of_a=list(of_a),
-                of_b=list(of_b),
-            )
+        raise invalid(
+            "the runs have no rank in common: A has {of_a}, B {of_b}; choose with --rank A:B",
+            of_a=list(of_a),
+            of_b=list(of_b),
         )
     return ranks
 

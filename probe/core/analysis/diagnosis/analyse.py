@@ -29,7 +29,7 @@ from probe.core.analysis.diagnosis.run_findings import RankRunFinding, run_findi
 from probe.core.analysis.diagnosis.topology import Topology, topology
 from probe.core.analysis.engines import PieceEngine
 from probe.core.hindsight.onset import Onset, rarer
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.naming import RUN
 from probe.core.storage.directories import RecordedRun, last_run, listed
 from probe.core.storage.duckdb_reader import Connection, Rows
@@ -179,7 +179,7 @@ def _require_steps(root: Place, rows: Rows, judged: Sequence[EvaluatedRank]) -> 
     """Raise ValueError if steps were asked for of which no rank has any."""
     if any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
         text = "{root}: expected steps of this run{span}; it has none of those asked for"
-        raise ValueError(message(text, root=root, span=_span(rows)))
+        raise invalid(text, root=root, span=_span(rows))
 
 
 def _without_repeats(
