@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from probe.cli import VerbGroup
+from probe.cli import VerbGroup, refuse
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.alerting.outlet import SEND_SECONDS, Attempt, Outlet, opened, queue_again, refusal_of
 from probe.core.alerting.redaction import MASK, describe_error
@@ -23,7 +23,7 @@ from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from probe.core.faults import Faults
 from probe.core.language import message, translated
-from probe.core.messages import complain, counted, echo, printable_lines
+from probe.core.messages import counted, echo, printable_lines
 from probe.core.records import Alert
 from probe.core.worker import Worker
 
@@ -70,8 +70,7 @@ def flush(
     outlets = None if config is None else _outlets(config)
     folder = directory if directory.name == FOLDER else directory / FOLDER
     if not directory.is_dir():
-        complain("{directory}: expected a directory, got none; give a run's MONITOR_OUTPUT_DIR", directory=directory)
-        raise typer.Exit(2)
+        refuse("{directory}: expected a directory, got none; give a run's MONITOR_OUTPUT_DIR", directory=directory)
     spools = list(abandoned(folder))
     try:
         results = [_flush(spool, _of_the_run(spool) if outlets is None else outlets, as_machine) for spool in spools]
@@ -97,13 +96,11 @@ def _of_the_run(spool: Spool) -> list[Outlet]:
     if inline or not channels:
         names = ", ".join(inline)
         what = message("the address of {names}" if inline else "the channels of the run", names=names)
-        complain("{what}: not in the directory; give the run's configuration with --config", what=what)
-        raise typer.Exit(2)
+        refuse("{what}: not in the directory; give the run's configuration with --config", what=what)
     try:
         return opened(load({"alert": {"channels": channels}}).alert, "the channels of the run")
     except ConfigError as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
+        refuse(str(error))
 
 
 def _flush(spool: Spool, outlets: Sequence[Outlet], quiet: bool) -> dict[str, Any]:
@@ -141,14 +138,12 @@ def _outlets(config: Path) -> list[Outlet]:
         settings = load(config)
         outlets = opened(settings.alert, str(config))
     except ConfigError as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
+        refuse(str(error))
     if not outlets:
-        complain(
+        refuse(
             "{config}: expected alert.channels, got none; `probe config explain alert.channels` describes them",
             config=config,
         )
-        raise typer.Exit(2)
     return outlets
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from probe.cli import refuse
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, in_this_process
 from probe.cli.engines import explain as explain_pieces
 from probe.cli.json_answer import AsJson, print_answer
@@ -91,8 +92,7 @@ def anomalies(
     if written:
         complain("written: {written}", "info", written=written)
     if not analysis.extent.rows and not analysis.of_checks:
-        complain(nothing_judged(analysis.run))
-        raise typer.Exit(2)
+        refuse(nothing_judged(analysis.run))
     grave = any(each.is_grave for each in analysis.of_checks)
     found = analysis.diagnosis or analysis.of_run or analysis.unexplained or grave
     raise typer.Exit(1 if found or analysis.problems.skipped else 0)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from probe.cli import refusing
+from probe.cli import refuse, refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.language import Message, message, translated
 from probe.core.messages import complain, printable
@@ -70,8 +70,7 @@ def _checked(pid: int) -> Interpreter:
         interpreter = Interpreter.of(pid)
         interpreter.check()
     except UnattachableError as reason:
-        complain("{pid}: {reason}", pid=pid, reason=reason)
-        raise typer.Exit(2) from None
+        refuse("{pid}: {reason}", pid=pid, reason=reason)
     return interpreter
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from probe.cli import VerbGroup
+from probe.cli import VerbGroup, refuse
 from probe.cli.json_answer import print_answer
 from probe.core.errors import advice_of, reason_of
 from probe.core.language import joined, message
@@ -81,8 +81,7 @@ def parse(
             _expect_there(place) if follow else files_of(place)
         target = _output(Path(os.devnull) if as_machine and output is None else output, places)
     except (SourceError, OSError) as error:
-        complain(reason_of(error))
-        raise typer.Exit(2) from None
+        refuse(reason_of(error))
     left_out = _identity(target)
     shown = not follow and sys.stderr.isatty() and not (output is None and sys.stdout.isatty())
     with _progress(shown, places, left_out) as advance:

@@ -14,6 +14,7 @@ from zipfile import is_zipfile
 
 import typer
 
+from probe.cli import refuse
 from probe.core.language import Message, joined, message
 from probe.core.messages import complain
 from probe.launch.environment import CONFIG as CONFIG_VARIABLE
@@ -56,13 +57,11 @@ def run(
     if not arguments:
         lacking = message("expected a script, -m and a module or, after --, a command; `probe run --help` has examples")
         taken = message("{config}: taken for the configuration; ", config=config)
-        complain(lacking if config is None else joined("", (taken, lacking)))
-        raise typer.Exit(2)
+        refuse(lacking if config is None else joined("", (taken, lacking)))
     named = ["-c"] * (config is not None) + ["--deep"] * deep + ["--light"] * light
     if len(named) > 1:
         text = "expected one of -c, --deep and --light, got {names}: each says what is recorded; leave the others out"
-        complain(text, names=", ".join(named))
-        raise typer.Exit(2)
+        refuse(text, names=", ".join(named))
     if config is not None:
         _check(config)
     elif not named and (of_environment := os.environ.get(CONFIG_VARIABLE, DEFAULT)) not in NAMED:
@@ -94,8 +93,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     if module and (os.sep in arguments[0] or (arguments[0].endswith(".py") and Path(arguments[0]).exists())):
         name = ".".join(Path(os.path.relpath(arguments[0])).with_suffix("").parts)
         text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
-        complain(text, file=arguments[0], name=name)
-        raise typer.Exit(2)
+        refuse(text, file=arguments[0], name=name)
     if module:
         return [*python, "-m", *arguments]
     is_command, script = len(given) > len(arguments) and given[-len(arguments) - 1] == "--", Path(arguments[0])
@@ -103,8 +101,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     if is_command and not needs_python:
         return arguments
     if wrong := _no_script(script, verb):
-        complain(wrong)
-        raise typer.Exit(2)
+        refuse(wrong)
     return [*python, *arguments]
 
 
@@ -199,8 +196,7 @@ def _check(config: Path, of: str = "") -> None:
     try:
         load(config)
     except ConfigError as error:
-        complain(joined("", (of, str(error))))
-        raise typer.Exit(2) from None
+        refuse(joined("", (of, str(error))))
 
 
 def start(command: list[str], config: Path | str | None, is_reporting: bool = True) -> None:
