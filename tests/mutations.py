@@ -108,7 +108,7 @@ MUTATIONS = (
     # analysis
     Mutation("core/analysis/merge.py", "complete = (counted == numels(shapes)) & ~terms", "complete = ~terms", "test_merging.py"),
     Mutation("core/analysis/compare/differences.py", "return abs(a - b) if op == \"zeros\" or op in EXACT else excess * relative", "return excess * relative", "test_compare.py test_compare_cli.py", "not pytorch and not mindspore"),
-    Mutation("core/analysis/diagnosis/paths.py", "if one.began < other.began:", "if one.began <= other.began:", "test_causes.py"),
+    Mutation("core/analysis/diagnosis/nodes.py", "if one.began < other.began:", "if one.began <= other.began:", "test_causes.py"),
     Mutation("core/analysis/convert/curves.py", "while number > 0x7F:", "while number > 0xFF:", "test_csv2tb.py"),
     Mutation("core/analysis/pictures/packing.py", "np.isposinf(array), np.isneginf(array)", "np.isneginf(array), np.isposinf(array)", "test_report_sizes.py"),
     # agents
@@ -119,11 +119,11 @@ MUTATIONS = (
     Mutation("services/exporter/ranks.py", "return state.started == started and state.alive", "return state.started == started", "test_exporter_ranks.py", "nobody"),
     Mutation("services/exporter/reading_process.py", "return last if last is not None and self.age < self._interval + self._deadline else None", "return last", "test_exporter_devices.py", "hangs or command"),
     Mutation("services/exporter/reading_process.py", "if len(self._left) < MOST_LEFT:", "if True:", "test_exporter_devices.py", "killed"),
-    Mutation("services/exporter/rank_text.py", ".replace(\"\\\\\", r\"\\\\\").replace('\"', r\"\\\"\")", ".replace(\"\\\\\", r\"\\\\\")", "test_exporter_ranks.py", "hostile or client"),
+    Mutation("services/exporter/node_page.py", ".replace(\"\\\\\", r\"\\\\\").replace('\"', r\"\\\"\")", ".replace(\"\\\\\", r\"\\\\\")", "test_exporter_ranks.py", "hostile or client"),
     Mutation("services/exporter/ranks.py", "metrics.read() if metrics is not None and up is not False else", "metrics.read() if metrics is not None else", "test_exporter_ranks.py", "killed"),
     Mutation("services/exporter/ranks.py", "age = (view.up is not False, rank.process[1])", "age = (True, rank.process[1])", "test_exporter_ranks.py", "lives"),
     Mutation("services/exporter/readings/host.py", "self._asked.get(disk) or _Answer(disk.mountpoint)", "_Answer(disk.mountpoint)", "test_exporter_devices.py", "hangs_is_asked"),
-    Mutation("services/remediation/webhook.py", "_identity(alert, labels, place), status == \"firing\")", "_identity(alert, labels, place), True)", "test_remediation.py", "resolved"),
+    Mutation("services/remediation/service.py", "_identity(alert, labels, place), status == \"firing\")", "_identity(alert, labels, place), True)", "test_remediation.py", "resolved"),
     Mutation("services/remediation/workers.py", "            if action.dry_run:", "            if False:", "test_remediation.py", "rehears or rehearsal"),
     Mutation("services/remediation/workers.py", "self._record(action, state, printable(redact(message)))", "self._record(action, state, printable(message))", "test_remediation.py", "secret"),
     Mutation("services/remediation/workers.py", "if action.planned.target not in self._busy:", "if True:", "test_remediation_limits.py", "at_a_time"),
