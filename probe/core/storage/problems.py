@@ -56,8 +56,15 @@ class Problems:
     """True if any data were left out."""
     _known: set[Problem] = field(default_factory=set, repr=False, compare=False)
 
-    def add(self, path: Place, what: str, line: int | None = None, skipped: bool = True) -> None:
-        """Record a problem; equal ones count once."""
+    def add(
+        self, path: Place, what: str, line: int | None = None, /, skipped: bool = True, **values: object
+    ) -> None:
+        """Record a problem; equal ones count once.
+
+        Args:
+            values: those of ``what`` if it is a template.
+        """
+        what = message(what, **values) if values else what
         problem = Problem(path, line, what, skipped)
         self.skipped |= skipped
         if problem in self._known:
