@@ -136,7 +136,7 @@ MUTATIONS = (
     Mutation("core/control/commands.py", "while self._to_announce and not self._outstanding and step >= self._first:", "while self._to_announce and step >= self._first:", "control/test_commands.py", "read_back"),
     Mutation("core/storage/mapped_parts.py", "if len(data) == size and checksum(generation, data) == expected else", "if len(data) == size else", "test_metrics_file.py", "torn or half"),
     Mutation("core/output/metrics/mapped_file.py", "if table is None or table[0] != generation:", "if table is None:", "test_metrics_file.py", "earlier_set"),
-    Mutation("core/output/metrics/prometheus_text.py", "{\"rank\": str(name.rank)}\n\n    def send", "{}\n\n    def send", "test_metrics_writers.py", "gateway"),
+    Mutation("core/output/sinks/prometheus.py", "{\"rank\": str(name.rank)}\n\n    def send", "{}\n\n    def send", "test_metrics_writers.py", "gateway"),
     Mutation("services/logs/json_lines.py", "text = redact(_text(value)).encode(", "text = _text(value).encode(", "test_logs_json_lines.py", "secrets"),
     Mutation("services/logs/json_lines.py", "content = (\"\\n\" if self._broken else \"\") + line", "content = line", "test_logs_json_lines.py", "cannot_be_written or full or counted"),
     Mutation("services/logs/anomalies.py", "NEGATED.search(low[max(0, start - 64) : start]) is not None\n        or ", "", "test_logs_anomalies.py"),

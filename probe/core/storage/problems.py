@@ -56,9 +56,7 @@ class Problems:
     """True if any data were left out."""
     _known: set[Problem] = field(default_factory=set, repr=False, compare=False)
 
-    def add(
-        self, path: Place, what: str, line: int | None = None, /, skipped: bool = True, **values: object
-    ) -> None:
+    def add(self, path: Place, what: str, line: int | None = None, /, skipped: bool = True, **values: object) -> None:
         """Record a problem; equal ones count once.
 
         Args:
