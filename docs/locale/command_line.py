@@ -47,7 +47,7 @@ SEPARATORS = (", ", "; ", ": ", " or ", " and ", ", and ")
 
 
 def templates(package: Path) -> Iterator[str]:
-    """Texts in the first argument of each call of :data:`MESSAGES`, and those passed to it by way of ``_many``."""
+    """Texts in the first argument of each call of :data:`MESSAGES`, and those passed to it by way of ``in_number``."""
     for path in sorted(package.rglob("*.py")):
         logs = path.relative_to(package).parts[0] not in SERVERS
         tree = ast.parse(path.read_text("utf-8"))
@@ -71,8 +71,8 @@ def _of_function(function: ast.AST, named: dict[str, list[ast.expr]], logs: bool
             elif node.func.id == "_table":
                 parts = (part for argument in node.args[1:2] for part in ast.walk(argument))
                 yield from (text for part in parts for text in _texts(part) if isinstance(part, ast.Constant))
-            elif node.func.id == "_many":
-                yield from (text for each in node.args[1:] for text in _texts(each))
+            elif node.func.id == "in_number":
+                yield from (text for each in node.args[1:] for text in _texts(each, named))
 
 
 def _named(node: ast.AST) -> dict[str, list[ast.expr]]:

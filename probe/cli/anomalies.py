@@ -32,7 +32,7 @@ from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
 from probe.core.errors import reason_of
 from probe.core.language import invalid, joined, message, translated
-from probe.core.messages import complain, has_blocks, printable, shown_path, terminal_width, wrapped
+from probe.core.messages import complain, has_blocks, in_number, printable, shown_path, terminal_width, wrapped
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find, last_run
 from probe.core.storage.layout import cell_name
@@ -153,7 +153,7 @@ def _show(analysis: Analysis, topk: int, why: bool, directory: Place) -> None:
     place, room = printable(shown_path(str(directory))), terminal_width(sys.stdout)
     if card := card_about(verdict, analysis, place, has_blocks(sys.stdout), room):
         _print(console, [*card, ""], style="bold red" if verdict.grade == "critical" else "bold yellow")
-    found = message("{number:,} finding" if number == 1 else "{number:,} findings", number=number)
+    found = in_number(number, "{number:,} finding", "{number:,} findings")
     if analysis.extent.rows and analysis.diagnosis:
         found = joined("; ", [analysis.extent.text, found])
     head: str = message("{run}: {findings}", run=analysis.run.name, findings=found)

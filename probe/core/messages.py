@@ -11,8 +11,10 @@ import os
 import re
 import select
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from copy import copy
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,18 @@ def plural(number: float, noun: str, several: str = "") -> str:
 def counted(number: float, noun: str, several: str = "") -> Message:
     """Return a number of things, such as ``1,200 rows``, as a message."""
     return message(f"{{n:,}} {plural(number, noun, several)}", n=number)
+
+
+def spans(numbers: Iterable[int]) -> list[str]:
+    """Return whole numbers as texts such as ``4-7`` and ``9``, in order."""
+    runs = groupby(enumerate(sorted({*numbers})), lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in ([*pairs] for _, pairs in runs)]
+    return [f"{first}-{last}" if last > first else str(first) for first, last in ends]
+
+
+def in_number(number: float, one: str, several: str, /, **values: object) -> Message:
+    """Return the message for one thing, or for several; ``number`` is a value of both."""
+    return message(one if number == 1 else several, number=number, **values)
 
 
 def echo(text: str, to_error: bool = False, /, **values: object) -> None:

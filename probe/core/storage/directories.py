@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.language import invalid, joined, message
+from probe.core.messages import in_number, spans
 from probe.core.storage import sqlite_reader
 from probe.core.storage.layout import EXAMPLE
 from probe.core.storage.location import Place, contents, fetch_ahead
@@ -312,16 +313,9 @@ def _with_directory(recorded: Iterable[RecordedRun], root: Place, name: str) -> 
 def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problems) -> None:
     """Record runs that are left out, since a later one is read."""
     for run in others:
-        problems.add(
-            root / run.name,
-            message(
-                "of an earlier run (of {number} rank), left out; give each run a MONITOR_OUTPUT_DIR of its own"
-                if len(run.ranks) == 1
-                else "of an earlier run (of {number} ranks), left out; give each run a MONITOR_OUTPUT_DIR of its own",
-                number=len(run.ranks),
-            ),
-            skipped=False,
-        )
+        one = "of an earlier run (of {number} rank), left out; give each run a MONITOR_OUTPUT_DIR of its own"
+        several = "of an earlier run (of {number} ranks), left out; give each run a MONITOR_OUTPUT_DIR of its own"
+        problems.add(root / run.name, in_number(len(run.ranks), one, several), skipped=False)
 
 
 def ranks_with_rows(directories: Sequence[RankDirectory]) -> set[int]:
@@ -357,8 +351,7 @@ def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
 
 def listed(ranks: Sequence[int]) -> str:
     """Return ranks as text: ``0-3, 7``."""
-    spans = (list(span) for _, span in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]))
-    return ", ".join(f"{s[0][1]}-{s[-1][1]}" if len(s) > 1 else str(s[0][1]) for s in spans)
+    return ", ".join(spans(ranks))
 
 
 def _expected(directories: Iterable[RankDirectory]) -> set[int]:

@@ -15,7 +15,7 @@ from typing import cast
 from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
 from probe.core.language import joined, message
-from probe.core.messages import plural
+from probe.core.messages import plural, spans
 from probe.core.naming import OUTSIDE_SECONDS, PHASE, RANK, STEP_SECONDS
 from probe.core.records import SEVERITIES, Alert, Severity
 from probe.core.run_state.heartbeat_messages import EVENTS, HeartbeatMessage
@@ -253,12 +253,6 @@ def _labels(job: JobView) -> Mapping[str, str]:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return ``0-3, 7`` for 0, 1, 2, 3 and 7."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    texts = spans(numbers)
     more = len(texts) - MOST_NAMED
     return ", ".join(texts[:MOST_NAMED]) + (f" and {more} more {plural(more, 'range')}" if more > 0 else "")

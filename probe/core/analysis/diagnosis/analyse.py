@@ -31,7 +31,7 @@ from probe.core.analysis.diagnosis.topology import Topology, topology
 from probe.core.analysis.engines import PieceEngine
 from probe.core.hindsight.onset import Onset, rarer
 from probe.core.language import invalid, message
-from probe.core.messages import plural
+from probe.core.messages import in_number
 from probe.core.naming import RUN
 from probe.core.records import Finding
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
@@ -398,12 +398,11 @@ def live_findings(
 
 
 def _left_out(number: int) -> str:
-    text = plural(
+    return in_number(
         number,
         "{number} finding that its rules made while it ran may belong to another run: left out",
         "{number} findings that its rules made while it ran may belong to another run: left out",
     )
-    return message(text, number=number)
 
 
 def _row(finding: Finding) -> Row:
