@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 from probe.core.alerting.channels import AlertSender
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.language import joined, message
 from probe.core.messages import plural, spans
@@ -163,10 +164,7 @@ class RunJudge:
         self._end(key, text)
 
     def _end(self, key: str, text: str) -> None:
-        try:
-            self._alerts.resolve(key, text)
-        except Exception as error:  # noqa: BLE001 - the server goes on
-            self._faults.note("server: alerts", error)
+        attempt(self._faults, "server: alerts", self._alerts.resolve, key, text)
 
     def judge(self, rank: RankSummary, messages: Iterable[HeartbeatMessage], late: bool = False) -> None:
         """Judge messages that were stored now: findings and exceptions of a run, and its numbers by the rules, unless
@@ -226,10 +224,7 @@ class RunJudge:
         self._send(job.job, alert)
 
     def _send(self, job: str, alert: Alert) -> None:
-        try:
-            self._alerts.send(alert)
-        except Exception as error:  # noqa: BLE001 - the server goes on
-            self._faults.note(f"server: alerts of {job}", error)
+        attempt(self._faults, f"server: alerts of {job}", self._alerts.send, alert)
 
 
 def _event_alert(job: JobView, rank: RankSummary, event: HeartbeatMessage) -> Alert:
