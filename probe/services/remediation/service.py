@@ -26,7 +26,6 @@ from probe.services.remediation.store import (
     ActionState,
     ActionStore,
     Admission,
-    NewRow,
     within,
 )
 from probe.services.remediation.workers import ActionWorkers, QueuedAction
@@ -254,10 +253,12 @@ def _brief(row: ActionRow) -> dict[str, Any]:
     return {"id": row.id, "alert": row.alert, "action": row.action or None, "state": row.state}
 
 
-def _new_row(alert: FiringAlert, action: str, target: str, dry_run: bool, state: ActionState, message: str) -> NewRow:
+def _new_row(
+    alert: FiringAlert, action: str, target: str, dry_run: bool, state: ActionState, message: str
+) -> ActionRow:
     labels = {_text(name): _text(value) for name, value in alert.labels.items()}
-    return NewRow(
-        *(time.time(), _text(alert.name), labels, alert.fingerprint, alert.starts),
+    return ActionRow(
+        *(0, time.time(), _text(alert.name), labels, alert.fingerprint, alert.starts),
         *(action, _text(target), dry_run, state, printable(redact(message))),
     )
 
