@@ -37,12 +37,17 @@ LEVELS = ("warning", "error", "exception")
 """Methods of loggers whose lines are seen in a terminal."""
 BARE = re.compile(r"%(?:[.]\d)?[sdrfg]")
 """Fields of lines of a log."""
+MESSAGES = ("message", "invalid", "refuse", "RefusalError", "ServerError", "SourceError", "StoreError")
+MESSAGES += ("UnattachableError", "_HeaderError")
+"""Functions and errors whose first argument is a template."""
+PRINTED = ("complain", "echo")
+"""Functions whose first argument is a template where values follow."""
 SEPARATORS = (", ", "; ", ": ", " or ", " and ", ", and ")
 """Texts between the parts of joined messages; a space between sentences needs no translation."""
 
 
 def templates(package: Path) -> Iterator[str]:
-    """Texts in the first argument of each call of ``message``, and those passed to it by way of ``_many``."""
+    """Texts in the first argument of each call of :data:`MESSAGES`, and those passed to it by way of ``in_number``."""
     for path in sorted(package.rglob("*.py")):
         logs = path.relative_to(package).parts[0] not in SERVERS
         tree = ast.parse(path.read_text("utf-8"))
@@ -56,7 +61,7 @@ def _of_function(function: ast.AST, named: dict[str, list[ast.expr]], logs: bool
             if logs and node.func.attr in LEVELS and ast.unparse(node.func.value) in ("_log", "logger"):
                 yield from (text for text in _texts(node.args[0], named) if any(map(str.isalpha, BARE.sub("", text))))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id == "message" and node.args:
+            if node.args and (node.func.id in MESSAGES or (node.func.id in PRINTED and node.keywords)):
                 yield from _texts(node.args[0], named)
             elif node.func.id == "NotApplicable" and node.args:
                 yield from _texts(node.args[0])
@@ -66,8 +71,8 @@ def _of_function(function: ast.AST, named: dict[str, list[ast.expr]], logs: bool
             elif node.func.id == "_table":
                 parts = (part for argument in node.args[1:2] for part in ast.walk(argument))
                 yield from (text for part in parts for text in _texts(part) if isinstance(part, ast.Constant))
-            elif node.func.id == "_many":
-                yield from (text for each in node.args[1:] for text in _texts(each))
+            elif node.func.id == "in_number":
+                yield from (text for each in node.args[1:] for text in _texts(each, named))
 
 
 def _named(node: ast.AST) -> dict[str, list[ast.expr]]:

@@ -33,7 +33,7 @@ from probe.core.checks import CHECKS  # noqa: E402
 from probe.core.checks.check import CheckClass  # noqa: E402
 from probe.core.config.dialect import Dialect  # noqa: E402
 from probe.core.config.errors import ConfigError  # noqa: E402
-from probe.core.config.msprobe import MSPROBE  # noqa: E402
+from probe.core.config.load import MSPROBE  # noqa: E402
 from probe.core.control.command_requests import (  # noqa: E402
     EnableGradientAccumulation,
     ReduceBatchSize,

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -173,10 +173,17 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
     except wrong as error:
         from probe.core.errors import reason_of
         from probe.core.language import joined
-        from probe.core.messages import complain
 
-        complain(joined("\n", getattr(error, "problems", [reason_of(error)])))
-        raise typer.Exit(2) from None
+        refuse(joined("\n", getattr(error, "problems", [reason_of(error)])))
+
+
+def refuse(template: str, /, **values: object) -> NoReturn:
+    """Print a message, and end the command with exit code 2."""
+    from probe.core.language import Message, message
+    from probe.core.messages import complain
+
+    complain(template if isinstance(template, Message) else message(template, **values))
+    raise typer.Exit(2) from None
 
 
 def main() -> None:

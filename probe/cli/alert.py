@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from probe.cli import VerbGroup
+from probe.cli import VerbGroup, refuse
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.alerting.outlet import SEND_SECONDS, Attempt, Outlet, opened, queue_again, refusal_of
 from probe.core.alerting.redaction import MASK, describe_error
@@ -23,7 +23,7 @@ from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from probe.core.faults import Faults
 from probe.core.language import message, translated
-from probe.core.messages import complain, counted, echo, printable_lines
+from probe.core.messages import counted, echo, printable_lines
 from probe.core.records import Alert
 from probe.core.worker import Worker
 
@@ -70,10 +70,7 @@ def flush(
     outlets = None if config is None else _outlets(config)
     folder = directory if directory.name == FOLDER else directory / FOLDER
     if not directory.is_dir():
-        complain(
-            message("{directory}: expected a directory, got none; give a run's MONITOR_OUTPUT_DIR", directory=directory)
-        )
-        raise typer.Exit(2)
+        refuse("{directory}: expected a directory, got none; give a run's MONITOR_OUTPUT_DIR", directory=directory)
     spools = list(abandoned(folder))
     try:
         results = [_flush(spool, _of_the_run(spool) if outlets is None else outlets, as_machine) for spool in spools]
@@ -85,10 +82,10 @@ def flush(
         print_answer("alert flush", {"complete": complete, "senders_left": live, "senders": results})
         raise typer.Exit(0 if complete else 1)
     if not spools and not live:
-        echo(message("{folder}: no alert waits to be sent", folder=folder))
+        echo("{folder}: no alert waits to be sent", folder=folder)
     if live:
         senders = counted(live, "sender")
-        echo(message("{senders} in {folder}: going on, or with alerts that are left", senders=senders, folder=folder))
+        echo("{senders} in {folder}: going on, or with alerts that are left", senders=senders, folder=folder)
     raise typer.Exit(0 if complete else 1)
 
 
@@ -99,13 +96,11 @@ def _of_the_run(spool: Spool) -> list[Outlet]:
     if inline or not channels:
         names = ", ".join(inline)
         what = message("the address of {names}" if inline else "the channels of the run", names=names)
-        complain(message("{what}: not in the directory; give the run's configuration with --config", what=what))
-        raise typer.Exit(2)
+        refuse("{what}: not in the directory; give the run's configuration with --config", what=what)
     try:
         return opened(load({"alert": {"channels": channels}}).alert, "the channels of the run")
     except ConfigError as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
+        refuse(str(error))
 
 
 def _flush(spool: Spool, outlets: Sequence[Outlet], quiet: bool) -> dict[str, Any]:
@@ -113,7 +108,7 @@ def _flush(spool: Spool, outlets: Sequence[Outlet], quiet: bool) -> dict[str, An
     entries = [*spool.alerts()]
     for entry in entries:
         queue_again(entry, outlets)
-    echo(message("{alerts} to send", alerts=counted(len(entries), "alert")), quiet)
+    echo("{alerts} to send", quiet, alerts=counted(len(entries), "alert"))
     waiting = {o.label: [entry for entry in entries if o.label in entry.pending] for o in outlets}
     complete, attempts = True, _sent([outlet for outlet in outlets if waiting[outlet.label]], waiting, quiet)
     for attempt in attempts:
@@ -143,16 +138,12 @@ def _outlets(config: Path) -> list[Outlet]:
         settings = load(config)
         outlets = opened(settings.alert, str(config))
     except ConfigError as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
+        refuse(str(error))
     if not outlets:
-        complain(
-            message(
-                "{config}: expected alert.channels, got none; `probe config explain alert.channels` describes them",
-                config=config,
-            )
+        refuse(
+            "{config}: expected alert.channels, got none; `probe config explain alert.channels` describes them",
+            config=config,
         )
-        raise typer.Exit(2)
     return outlets
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from probe.cli import refuse
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, in_this_process
 from probe.cli.engines import explain as explain_pieces
 from probe.cli.json_answer import AsJson, print_answer
@@ -30,8 +31,8 @@ from probe.core.analysis.diagnosis.run_verdict import card_about, verdict_about
 from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
 from probe.core.errors import reason_of
-from probe.core.language import joined, message, translated
-from probe.core.messages import complain, has_blocks, printable, shown_path, terminal_width, wrapped
+from probe.core.language import invalid, joined, message, translated
+from probe.core.messages import complain, has_blocks, in_number, printable, shown_path, terminal_width, wrapped
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find, last_run
 from probe.core.storage.layout import cell_name
@@ -89,10 +90,9 @@ def anomalies(
     for line in [*analysis.notes, *analysis.problems.lines()]:
         complain(line, "warning")
     if written:
-        complain(message("written: {written}", written=written), "info")
+        complain("written: {written}", "info", written=written)
     if not analysis.extent.rows and not analysis.of_checks:
-        complain(nothing_judged(analysis.run))
-        raise typer.Exit(2)
+        refuse(nothing_judged(analysis.run))
     grave = any(each.is_grave for each in analysis.of_checks)
     found = analysis.diagnosis or analysis.of_run or analysis.unexplained or grave
     raise typer.Exit(1 if found or analysis.problems.skipped else 0)
@@ -127,15 +127,13 @@ def chosen(text: str) -> list[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             expected = "--steps: expected steps such as 10-20,25; got {text!r}; leave it out for all"
-            raise ValueError(message(expected, text=text))
+            raise invalid(expected, text=text)
         span = range(int(first), int(last or first) + 1)
         if len(found) + span.stop - span.start > MOST_STEPS:
-            raise ValueError(
-                message(
-                    "--steps: expected {most_steps} steps or fewer, or no --steps for all; got {text!r}",
-                    most_steps=MOST_STEPS,
-                    text=text,
-                )
+            raise invalid(
+                "--steps: expected {most_steps} steps or fewer, or no --steps for all; got {text!r}",
+                most_steps=MOST_STEPS,
+                text=text,
             )
         found += span
     return found
@@ -155,7 +153,7 @@ def _show(analysis: Analysis, topk: int, why: bool, directory: Place) -> None:
     place, room = printable(shown_path(str(directory))), terminal_width(sys.stdout)
     if card := card_about(verdict, analysis, place, has_blocks(sys.stdout), room):
         _print(console, [*card, ""], style="bold red" if verdict.grade == "critical" else "bold yellow")
-    found = message("{number:,} finding" if number == 1 else "{number:,} findings", number=number)
+    found = in_number(number, "{number:,} finding", "{number:,} findings")
     if analysis.extent.rows and analysis.diagnosis:
         found = joined("; ", [analysis.extent.text, found])
     head: str = message("{run}: {findings}", run=analysis.run.name, findings=found)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from probe.cli import refusing
+from probe.cli import refuse, refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.language import Message, message, translated
 from probe.core.messages import complain, printable
@@ -70,8 +70,7 @@ def _checked(pid: int) -> Interpreter:
         interpreter = Interpreter.of(pid)
         interpreter.check()
     except UnattachableError as reason:
-        complain(message("{pid}: {reason}", pid=pid, reason=reason))
-        raise typer.Exit(2) from None
+        refuse("{pid}: {reason}", pid=pid, reason=reason)
     return interpreter
 
 
@@ -90,12 +89,7 @@ def _show(pid: int, answer: Mapping[str, Any], made: AttachExchange, interpreter
         typer.echo(printable(f"{pid}: {translated(_attached(answer))}"), err=quiet)
     else:
         complain(
-            message(
-                "{pid}: not watched: {reason}{others}",
-                pid=pid,
-                reason=_looked_up(answer["reason"]),
-                others=_others(pid),
-            )
+            "{pid}: not watched: {reason}{others}", pid=pid, reason=_looked_up(answer["reason"]), others=_others(pid)
         )
 
 

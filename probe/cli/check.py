@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from probe.cli import refuse
 from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.run import command_of, hint_at_late, unwatched_by
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
@@ -85,15 +86,11 @@ def check(
     """
     arguments = list(program or [])
     if not arguments:
-        complain(
-            message("expected a script, -m and a module or, after --, a command; `probe check --help` has examples")
-        )
-        raise typer.Exit(2)
+        refuse("expected a script, -m and a module or, after --, a command; `probe check --help` has examples")
     command = command_of("check", module, arguments, sys.argv)
     hint_at_late("--steps", "-n", "--output", "-o", "--show", "--limit", "--json", command=command)
     if flag := unwatched_by(command):
-        complain(message("nothing can be checked: with {flag} Python ignores PYTHONPATH: leave it out", flag=flag))
-        raise typer.Exit(2)
+        refuse("nothing can be checked: with {flag} Python ignores PYTHONPATH: leave it out", flag=flag)
     with ExitStack() as stack:
         folder = _folder(output, stack)
         code = run_program(command, steps, folder, limit, None if show else folder / LOG)
@@ -111,10 +108,7 @@ def _folder(output: Path | None, stack: ExitStack) -> Path:
     if output is None:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="probe-check-", ignore_cleanup_errors=True)))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        complain(
-            message("--output: {path}: expected a new or empty folder, got one with files: name another", path=output)
-        )
-        raise typer.Exit(2)
+        refuse("--output: {path}: expected a new or empty folder, got one with files: name another", path=output)
     output.mkdir(parents=True, exist_ok=True)
     return output.resolve()
 
@@ -140,7 +134,7 @@ def _records(folder: Path) -> list[TrialRecord]:
     try:
         return read_records(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        complain(message("what the program has left cannot be read: {error}", error=error), "warning")
+        complain("what the program has left cannot be read: {error}", "warning", error=error)
         return []
 
 

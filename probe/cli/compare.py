@@ -15,7 +15,7 @@ from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine
 from probe.cli.json_answer import AsJson, print_answer
 from probe.cli.places import run_argument
 from probe.core.errors import advice_of
-from probe.core.language import message
+from probe.core.language import invalid
 from probe.core.messages import complain, echo
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def compare(
             found = compared(a, b, options, most, chosen)
         if a.resolve() == b.resolve():
             text = "{a}: A and B are one folder, which is compared with itself; give two runs"
-            complain(message(text, a=a), "warning")
+            complain(text, "warning", a=a)
         if out:
             _write(out, found)
     from probe.core.analysis.compare import explain
@@ -96,12 +96,10 @@ def _write(out: Path, found: Comparison) -> None:
         with replacing(out) as file:
             file.write(text)
     except OSError as error:
-        raise ValueError(
-            message(
-                "{out}: expected a file that can be written, such as compare.html; {reason}",
-                out=out,
-                reason=advice_of(error),
-            )
+        raise invalid(
+            "{out}: expected a file that can be written, such as compare.html; {reason}",
+            out=out,
+            reason=advice_of(error),
         ) from None
 
 
@@ -121,14 +119,12 @@ def _options(
 def _span(text: str) -> tuple[int | None, int | None]:
     found = re.fullmatch(r"(\d*)(-?)(\d*)", text)
     if found is None or text == "-":
-        raise ValueError(message("--steps: expected 0-99, 100-, -99 or 7; got {text!r}", text=text))
+        raise invalid("--steps: expected 0-99, 100-, -99 or 7; got {text!r}", text=text)
     first, to, last = found.groups()
     span = (int(first) if first else None), (int(last) if last else None) if to else (int(first) if first else None)
     if span[0] is not None and span[1] is not None and span[0] > span[1]:
-        raise ValueError(
-            message(
-                "--steps: expected the smaller first, {last}-{first}; got {text!r}", first=first, last=last, text=text
-            )
+        raise invalid(
+            "--steps: expected the smaller first, {last}-{first}; got {text!r}", first=first, last=last, text=text
         )
     return span
 
@@ -136,16 +132,14 @@ def _span(text: str) -> tuple[int | None, int | None]:
 def _ranks(text: str) -> tuple[int, int] | None:
     found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     if text and found is None:
-        raise ValueError(message("--rank: expected 3, or 0:3 for A's rank 0 and B's rank 3; got {text!r}", text=text))
+        raise invalid("--rank: expected 3, or 0:3 for A's rank 0 and B's rank 3; got {text!r}", text=text)
     return (int(found[1]), int(found[2] or found[1])) if found else None
 
 
 def _listed(option: str, text: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(",") if word.strip())
     if text and not words:
-        raise ValueError(
-            message(
-                "{option}: expected names, such as a,b; got {text!r}; leave it out for all", option=option, text=text
-            )
+        raise invalid(
+            "{option}: expected names, such as a,b; got {text!r}; leave it out for all", option=option, text=text
         )
     return words

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from probe.cli import VerbGroup, refusing
+from probe.cli import VerbGroup, refuse, refusing
 from probe.cli.config_summary import SUMMARIES, foreign_summary, summary
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.config.errors import ConfigError, UnreadableConfigError
@@ -138,8 +138,7 @@ def check(
     try:
         found = _checked(file, ranks, steps)
     except UnreadableConfigError as error:
-        complain(error.problems[0])
-        raise typer.Exit(2) from None
+        refuse(error.problems[0])
     except ConfigError as error:
         if as_machine:
             print_answer("config check", {"file": file, "correct": False, "problems": error.problems})

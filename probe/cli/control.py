@@ -22,7 +22,7 @@ from probe.core.control.command_requests import (
     folder_of,
     request,
 )
-from probe.core.language import message, translated
+from probe.core.language import invalid, message, translated
 from probe.core.messages import complain, echo, printable
 
 ANSWERS = tuple(map(message, ("rank", "state", "before step", "text")))
@@ -109,7 +109,7 @@ def command(
     with refusing(ValueError, OSError):
         file = live.configuration(directory) if config is None else config
         if not file.is_file():
-            raise ValueError(message("{file}: expected the configuration file of the run", file=file))
+            raise invalid("{file}: expected the configuration file of the run", file=file)
         ranks = [state for state in live.states(directory) if state.state != "ended"]
         sent = request(file, command_of(name, live.assigned(arguments or [])), "probe control")
     typer.echo(printable(f"{folder_of(file)}: {sent}"), err=as_machine)
@@ -125,14 +125,12 @@ def command(
         return
     if len(answers) < len(ranks):
         complain(
-            message(
-                "{answered} of {number} ranks have answered within {wait:g} s; a program has to call "
-                "monitor.commands() in each step",
-                answered=len(answers),
-                number=len(ranks),
-                wait=wait,
-            ),
+            "{answered} of {number} ranks have answered within {wait:g} s; a program has to call "
+            "monitor.commands() in each step",
             "warning",
+            answered=len(answers),
+            number=len(ranks),
+            wait=wait,
         )
     if len(answers) < len(ranks) or any(each.state != "done" for each in answers):
         raise typer.Exit(1)
@@ -181,10 +179,7 @@ def _change(directory: Path, values: dict[str, Any], wait: float, machine: str) 
     elif due and wait:
         _show(live.states(directory))
     if not done and wait:
-        complain(
-            message("not every rank has applied it within {wait:g} s; it still may at a later step", wait=wait),
-            "warning",
-        )
+        complain("not every rank has applied it within {wait:g} s; it still may at a later step", "warning", wait=wait)
         raise typer.Exit(1)
 
 

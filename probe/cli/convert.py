@@ -16,7 +16,6 @@ from probe.cli.progress_bar import counting_bar
 from probe.core.analysis.convert import csv2tb as curves
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
 from probe.core.errors import reason_of
-from probe.core.language import message
 from probe.core.messages import complain, echo
 from probe.core.storage.problems import Problems
 
@@ -71,11 +70,9 @@ def csv2db(
     except (sqlite3.Error, OSError) as error:
         where = output_dirpath or monitor_path
         complain(
-            message(
-                "{where}: the database cannot be written: {error}; convert again to go on",
-                where=where,
-                error=reason_of(error),
-            )
+            "{where}: the database cannot be written: {error}; convert again to go on",
+            where=where,
+            error=reason_of(error),
         )
         raise typer.Exit(1) from None
     _ended("csv2db", done.summary, done.problems, as_machine)

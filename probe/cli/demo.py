@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from probe.cli import refusing
+from probe.cli import refuse, refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.errors import install, missing
 from probe.core.language import message
@@ -61,8 +61,7 @@ def demo(
             package=package,
             command=install(framework.value),
         )
-        complain(message("{title} is not installed: {advice}", title=title, advice=advice))
-        raise typer.Exit(2)
+        refuse("{title} is not installed: {advice}", title=title, advice=advice)
     from rich.console import Console
 
     from probe.demo import report, training
@@ -93,8 +92,5 @@ def _formats() -> list[str]:
     """Formats that can be written; warn if that is not all of them."""
     if find_spec("tensorboardX") is not None:
         return ["csv", "tensorboard"]
-    complain(
-        message("only CSV is written: {missing}", missing=missing("TensorBoard", "tensorboardX", "tensorboard")),
-        "warning",
-    )
+    complain("only CSV is written: {missing}", "warning", missing=missing("TensorBoard", "tensorboardX", "tensorboard"))
     return ["csv"]

@@ -50,7 +50,7 @@ def exporter(
     from probe.services.web.tokens import token_in
 
     def started(address: str) -> None:
-        echo(message("probe: listening at {address}", address=f"{address}/metrics"))
+        echo("probe: listening at {address}", address=f"{address}/metrics")
         if token is None and not is_loopback(at[0]):
             echo(message("probe: no token: everyone who can connect from the network can read the metrics"), True)
 

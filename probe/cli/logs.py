@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from probe.cli import VerbGroup
+from probe.cli import VerbGroup, refuse
 from probe.cli.json_answer import print_answer
 from probe.core.errors import advice_of, reason_of
 from probe.core.language import joined, message
@@ -76,13 +76,12 @@ def parse(
 
     try:
         if follow and STANDARD_INPUT in places:
-            raise SourceError(message("--follow: standard input is read to its end in any case; leave the option out"))
+            raise SourceError("--follow: standard input is read to its end in any case; leave the option out")
         for place in places:
             _expect_there(place) if follow else files_of(place)
         target = _output(Path(os.devnull) if as_machine and output is None else output, places)
     except (SourceError, OSError) as error:
-        complain(reason_of(error))
-        raise typer.Exit(2) from None
+        refuse(reason_of(error))
     left_out = _identity(target)
     shown = not follow and sys.stderr.isatty() and not (output is None and sys.stdout.isatty())
     with _progress(shown, places, left_out) as advance:
@@ -126,11 +125,9 @@ def _written(target: BinaryIO, output: Path | None, run: Callable[[], None]) -> 
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
     except OSError as error:
         complain(
-            message(
-                "{output}: cannot be written: {reason}",
-                output=output or message("standard output"),
-                reason=advice_of(error),
-            )
+            "{output}: cannot be written: {reason}",
+            output=output or message("standard output"),
+            reason=advice_of(error),
         )
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
         return False
@@ -169,14 +166,12 @@ def _expect_there(place: str) -> None:
 
     if not Path(place).exists() and not Path(place).absolute().parent.is_dir():
         raise SourceError(
-            message(
-                "{place}: expected a file or a directory; there is no folder {parent}",
-                place=place,
-                parent=Path(place).parent,
-            )
+            "{place}: expected a file or a directory; there is no folder {parent}",
+            place=place,
+            parent=Path(place).parent,
         )
     if not Path(place).exists():
-        complain(message("{place}: there is no such file yet: it is read as soon as there is", place=place), "warning")
+        complain("{place}: there is no such file yet: it is read as soon as there is", "warning", place=place)
 
 
 def _output(path: Path | None, places: list[str]) -> BinaryIO:

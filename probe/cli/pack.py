@@ -51,7 +51,7 @@ def pack(
             else:
                 done = packed(directory, out, each, observe)
     except (PackError, WorkersDiedError, OSError) as error:
-        complain(message("{out}: not all is packed: {error}", out=out, error=reason_of(error)))
+        complain("{out}: not all is packed: {error}", out=out, error=reason_of(error))
         raise typer.Exit(1) from None
     wrong = damaged(out) if check else []
     if as_machine:
@@ -61,7 +61,7 @@ def pack(
     for line in done.problems.lines():
         complain(line, "warning")
     for path in wrong:
-        complain(message("{path}: not as it was written: remove {out} and pack again", path=path, out=out))
+        complain("{path}: not as it was written: remove {out} and pack again", path=path, out=out)
     raise typer.Exit(1 if done.problems.skipped or wrong else 0)
 
 

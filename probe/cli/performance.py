@@ -15,7 +15,7 @@ from rich.table import Table
 from probe.cli import refusing
 from probe.cli.json_answer import AsJson, head, print_answer
 from probe.cli.places import RunPlace
-from probe.core.language import message, translated
+from probe.core.language import invalid, translated
 from probe.core.messages import complain, printable
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def performance(
 
     with refusing(ValueError, ImportError, OSError):
         if hours is not None and not (isfinite(hours) and hours > 0):
-            raise ValueError(
-                message("--hours: expected a number above 0, got {hours}; leave it out for all", hours=hours)
-            )
+            raise invalid("--hours: expected a number above 0, got {hours}; leave it out for all", hours=hours)
         if out is not None:
             check_target(out, ".json")
         with Console(stderr=True).status("reading") as status:

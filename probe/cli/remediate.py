@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from probe.cli import refusing
+from probe.cli import refuse, refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.language import message
-from probe.core.messages import complain, counted, echo
+from probe.core.messages import counted, echo
 
 
 def remediate(
@@ -34,22 +34,20 @@ def remediate(
     from probe.services.web.listening import ServerError
 
     if as_machine and not check:
-        complain(message("--json: expected --check, too: a server has no answer"))
-        raise typer.Exit(2)
+        refuse("--json: expected --check, too: a server has no answer")
     with refusing(ServerError, StoreError, ValueError, ImportError, OSError):
         try:
             options = load(config, listen, database)
         except ConfigError as error:
-            complain(str(error))
-            raise typer.Exit(2) from None
+            refuse(str(error))
         live = [action.name for action in options.actions if not action.dry_run]
         rehearsed = [action.name for action in options.actions if action.dry_run]
         if as_machine:
             print_answer("remediate", {"live": live, "rehearsed": rehearsed})
             return
         actions, none = counted(len(live), "action"), message("none")
-        echo(message("probe: {actions} live: {names}", actions=actions, names=", ".join(live) or none))
+        echo("probe: {actions} live: {names}", actions=actions, names=", ".join(live) or none)
         names = ", ".join(rehearsed) or none
-        echo(message("probe: {number} rehearsed: {names}", number=len(rehearsed), names=names))
+        echo("probe: {number} rehearsed: {names}", number=len(rehearsed), names=names)
         if not check:
-            serve_until_ended(options, lambda at: echo(message("probe: listening at {address}", address=at)))
+            serve_until_ended(options, lambda at: echo("probe: listening at {address}", address=at))

@@ -14,7 +14,6 @@ from probe.cli.engines import explain as explain_pieces
 from probe.cli.json_answer import AsJson, print_answer, problem_fields
 from probe.cli.places import RunPlace
 from probe.core.analysis.pieces import reading_cost
-from probe.core.language import message
 from probe.core.messages import complain, echo
 
 
@@ -72,7 +71,7 @@ def report(
             template = "{path} ({size:.1f} MB): {rows:,} rows of {ranks} rank"
         numbers = {"size": written.size / 1e6, "rows": written.rows, "ranks": written.ranks}
         typer.echo(printable_lines(written.diagnosis.paragraph))
-        echo(message(template, path=str(written.path), **numbers))
+        echo(template, path=str(written.path), **numbers)
     for line in written.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if written.problems.skipped else 0)

@@ -14,6 +14,7 @@ from zipfile import is_zipfile
 
 import typer
 
+from probe.cli import refuse
 from probe.core.language import Message, joined, message
 from probe.core.messages import complain
 from probe.launch.environment import CONFIG as CONFIG_VARIABLE
@@ -56,13 +57,11 @@ def run(
     if not arguments:
         lacking = message("expected a script, -m and a module or, after --, a command; `probe run --help` has examples")
         taken = message("{config}: taken for the configuration; ", config=config)
-        complain(lacking if config is None else joined("", (taken, lacking)))
-        raise typer.Exit(2)
+        refuse(lacking if config is None else joined("", (taken, lacking)))
     named = ["-c"] * (config is not None) + ["--deep"] * deep + ["--light"] * light
     if len(named) > 1:
         text = "expected one of -c, --deep and --light, got {names}: each says what is recorded; leave the others out"
-        complain(message(text, names=", ".join(named)))
-        raise typer.Exit(2)
+        refuse(text, names=", ".join(named))
     if config is not None:
         _check(config)
     elif not named and (of_environment := os.environ.get(CONFIG_VARIABLE, DEFAULT)) not in NAMED:
@@ -70,19 +69,17 @@ def run(
     command = command_of("run", module, arguments, sys.argv)
     if (switch := os.environ.get(SWITCH, "1")) not in ("", "0", "1"):
         text = "{variable}: expected 0, which switches the watching off, or 1, got {switch!r}: the program is watched"
-        complain(message(text, variable=SWITCH, switch=switch), "warning")
+        complain(text, "warning", variable=SWITCH, switch=switch)
     hint_at_late("--deep", "--light", command=command)
     late = [option for option, file in pairwise(arguments) if option in CONFIG and _is_configuration(file)]
     if late and config is None:
         _warn_of_late(late[0])
     if flag := unwatched_by(command):
         complain(
-            message(
-                "nothing is watched: with {flag} Python ignores PYTHONPATH, by which each process is prepared: leave "
-                "it out, or write the three lines in the program",
-                flag=flag,
-            ),
+            "nothing is watched: with {flag} Python ignores PYTHONPATH, by which each process is prepared: leave "
+            "it out, or write the three lines in the program",
             "warning",
+            flag=flag,
         )
     start(command, DEEP if deep else LIGHT if light else config, is_reporting=not flag)
 
@@ -96,8 +93,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     if module and (os.sep in arguments[0] or (arguments[0].endswith(".py") and Path(arguments[0]).exists())):
         name = ".".join(Path(os.path.relpath(arguments[0])).with_suffix("").parts)
         text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
-        complain(message(text, file=arguments[0], name=name))
-        raise typer.Exit(2)
+        refuse(text, file=arguments[0], name=name)
     if module:
         return [*python, "-m", *arguments]
     is_command, script = len(given) > len(arguments) and given[-len(arguments) - 1] == "--", Path(arguments[0])
@@ -105,8 +101,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     if is_command and not needs_python:
         return arguments
     if wrong := _no_script(script, verb):
-        complain(wrong)
-        raise typer.Exit(2)
+        refuse(wrong)
     return [*python, *arguments]
 
 
@@ -123,7 +118,7 @@ def hint_at_late(*options: str, command: list[str]) -> None:
 
 def _warn_of_late(option: str) -> None:
     text = "{late} stands after the script, which gets it: as an option of probe write it before the script"
-    complain(message(text, late=option), "warning")
+    complain(text, "warning", late=option)
 
 
 def _is_configuration(file: str) -> bool:
@@ -201,8 +196,7 @@ def _check(config: Path, of: str = "") -> None:
     try:
         load(config)
     except ConfigError as error:
-        complain(joined("", (of, str(error))))
-        raise typer.Exit(2) from None
+        refuse(joined("", (of, str(error))))
 
 
 def start(command: list[str], config: Path | str | None, is_reporting: bool = True) -> None:
@@ -220,12 +214,9 @@ def start(command: list[str], config: Path | str | None, is_reporting: bool = Tr
         os.execvpe(command[0], command, environment)  # noqa: S606 - a shell would need quotes
     except FileNotFoundError:
         complain(
-            message(
-                "{program}: expected a program; there is none of this name: check its spelling and PATH",
-                program=command[0],
-            )
+            "{program}: expected a program; there is none of this name: check its spelling and PATH", program=command[0]
         )
         raise typer.Exit(NOT_FOUND) from None
     except OSError as error:
-        complain(message("{program}: cannot be run: {reason}", program=command[0], reason=error.strerror))
+        complain("{program}: cannot be run: {reason}", program=command[0], reason=error.strerror)
         raise typer.Exit(CANNOT_RUN) from None

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from probe.cli import refusing
-from probe.core.language import message
 from probe.core.messages import complain, echo
 
 DAY = 86_400.0
@@ -53,7 +52,7 @@ def serve(
         options = ServerOptions(
             *at, database, token, settings, address, dead_man_seconds, keep_days * DAY, keep_messages
         )
-        committed = serve_until_ended(options, lambda at: echo(message("probe: listening at {address}", address=at)))
+        committed = serve_until_ended(options, lambda at: echo("probe: listening at {address}", address=at))
     if not committed:
-        complain(message("{database}: not everything was committed", database=database))
+        complain("{database}: not everything was committed", database=database)
         raise typer.Exit(1)

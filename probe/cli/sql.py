@@ -22,7 +22,7 @@ from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, explain
 from probe.cli.json_answer import AsJson, head, print_answer
 from probe.cli.places import RunPlace
 from probe.core.analysis.query_views import cell, write_csv, write_json
-from probe.core.language import message, translated
+from probe.core.language import invalid, message, translated
 from probe.core.messages import complain, counted, printable
 from probe.core.storage.files import check_target, replacing
 
@@ -72,12 +72,10 @@ def sql(
 
     with refusing(ValueError, ImportError, OSError):
         if as_machine and (out is not None or form is not None):
-            raise ValueError(message("expected one of --json, --format and -o, got several; leave the others out"))
+            raise invalid("expected one of --json, --format and -o, got several; leave the others out")
         chosen = _format(out, form)
         if bool(query) + bool(map_query or reduce_query) > 1 or bool(map_query) != bool(reduce_query):
-            raise ValueError(
-                message("expected one query, or both --map and --reduce; add what is missing, or leave one out")
-            )
+            raise invalid("expected one query, or both --map and --reduce; add what is missing, or leave one out")
         printed = sys.stdout
         with (
             redirect_stdout(sys.stderr),  # Ray prints messages of its own
@@ -119,14 +117,12 @@ def _format(out: Path | None, form: AnswerFormat | None) -> AnswerFormat:
     """
     if out is None:
         if form is AnswerFormat.parquet:
-            raise ValueError(message("--format parquet: expected -o with the name of a file"))
+            raise invalid("--format parquet: expected -o with the name of a file")
         return form or AnswerFormat.table
     check_target(out)
     if form is None and out.suffix[1:] not in AnswerFormat.__members__:
         known = ", ".join(f".{each.value}" for each in AnswerFormat if each is not AnswerFormat.table)
-        raise ValueError(
-            message("{out}: expected a name that ends with one of {known}, or --format", out=out, known=known)
-        )
+        raise invalid("{out}: expected a name that ends with one of {known}, or --format", out=out, known=known)
     return form or AnswerFormat(out.suffix[1:])
 
 
@@ -134,7 +130,7 @@ def _check_apart(run: OpenRun, out: Path | None) -> None:
     """Raise ValueError if a file of the run would be replaced."""
     folders = (each.path for each in run.run.directories if isinstance(each.path, Path))
     if out is not None and any(out.resolve().is_relative_to(folder.resolve()) for folder in folders):
-        raise ValueError(message("{out}: expected the name of a file outside of the directories of ranks", out=out))
+        raise invalid("{out}: expected the name of a file outside of the directories of ranks", out=out)
 
 
 def _list(run: OpenRun, printed: TextIO) -> None:
@@ -197,7 +193,4 @@ def _write_table(answer: SqlAnswer, file: TextIO) -> None:
         table.add_row(*(escape(printable(cell(value))) for value in row))
     console.print(table)
     if next(source, None) is not None:
-        complain(
-            message("the first {most_shown:,} rows are shown; --format csv or -o for all", most_shown=MOST_SHOWN),
-            "info",
-        )
+        complain("the first {most_shown:,} rows are shown; --format csv or -o for all", "info", most_shown=MOST_SHOWN)

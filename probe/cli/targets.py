@@ -15,7 +15,7 @@ from probe.cli import refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.config.errors import nearest
 from probe.core.instrumentation.selection import PLACES
-from probe.core.language import Message, message
+from probe.core.language import Message, invalid, message
 from probe.core.messages import complain, plural, printable_json
 
 MOST_NAMED = 8
@@ -48,20 +48,12 @@ def targets(
         indented = "".join(f"\n  {line}" for line in lines) if as_yaml else ",".join(f"\n    {line}" for line in lines)
         typer.echo(f"targets:{indented}" if as_yaml else f'{{\n  "targets": {{{indented}\n  }}\n}}')
     if not block:  # an empty block would watch everything
-        complain(
-            message(
-                "{file}: no tensor was seen in any of {modules}; no targets", file=file, modules=_modules(len(chosen))
-            )
-        )
+        complain("{file}: no tensor was seen in any of {modules}; no targets", file=file, modules=_modules(len(chosen)))
     if idle:
-        complain(
-            message("{file}: left out {modules} in which no tensor was seen", file=file, modules=_modules(idle)),
-            "warning",
-        )
+        complain("{file}: left out {modules} in which no tensor was seen", "warning", file=file, modules=_modules(idle))
     for name in wrong:
         complain(
-            message("{file}: {name}: expected an object with input, output, ...; left out", file=file, name=name),
-            "warning",
+            "{file}: {name}: expected an object with input, output, ...; left out", "warning", file=file, name=name
         )
     raise typer.Exit(2 if not block else 1 if wrong else 0)
 
@@ -109,28 +101,22 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(
-            message(
-                "{file}, line {lineno}: expected JSON as print_struct writes it, got other text ({msg}); give its "
-                "module_struct.json",
-                file=file,
-                lineno=error.lineno,
-                msg=error.msg,
-            )
+        raise invalid(
+            "{file}, line {lineno}: expected JSON as print_struct writes it, got other text ({msg}); give its "
+            "module_struct.json",
+            file=file,
+            lineno=error.lineno,
+            msg=error.msg,
         ) from None
     except RecursionError:
-        raise ValueError(
-            message("{file}: expected JSON as print_struct writes it: nested too deep", file=file)
-        ) from None
+        raise invalid("{file}: expected JSON as print_struct writes it: nested too deep", file=file) from None
     if not isinstance(found, dict) or not any(
         _readable(entry) and (not entry or _runs(entry)) for entry in found.values()
     ):
-        raise ValueError(
-            message(
-                "{file}: expected names of modules, each with its input, output, ... as print_struct writes it, got "
-                'other keys; run the program once with "print_struct": true, and give its module_struct.json',
-                file=file,
-            )
+        raise invalid(
+            "{file}: expected names of modules, each with its input, output, ... as print_struct writes it, got "
+            'other keys; run the program once with "print_struct": true, and give its module_struct.json',
+            file=file,
         )
     return found
 
@@ -141,7 +127,7 @@ def _matching(structure: Mapping[str, Any], pattern: str) -> dict[str, Any]:
         close = nearest(pattern, [each for name in structure for each in _names(name)])
         names = ", ".join([*structure][:MOST_NAMED])
         hint = message("; did you mean {name}?", name=close) if close else message("; there are {names}", names=names)
-        raise ValueError(message("--match {pattern}: no such module{hint}", pattern=pattern, hint=hint))
+        raise invalid("--match {pattern}: no such module{hint}", pattern=pattern, hint=hint)
     return chosen
 
 

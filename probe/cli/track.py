@@ -12,7 +12,7 @@ import typer
 from probe.cli import refusing
 from probe.cli.json_answer import AsJson, print_answer, problem_fields
 from probe.cli.places import RunPlace
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.messages import complain, counted, echo
 
 if TYPE_CHECKING:
@@ -50,10 +50,8 @@ def track(
     with refusing(ValueError, ImportError, OSError, TrackerEnded):
         run = TrackedRun(directory, MOST_FULL if full else MOST_SERIES, layers or ())
         if to not in TRACKERS:
-            raise ValueError(
-                message(
-                    "--to: expected one of {names}; got {to}", names=", ".join(TRACKERS), to=to or message("nothing")
-                )
+            raise invalid(
+                "--to: expected one of {names}; got {to}", names=", ".join(TRACKERS), to=to or message("nothing")
             )
         check_tracker(to, f"probe track --to {to}")
         facts: dict[str, Cell] = {"job": run.job, "ranks": len(run.run.ranks), "run": run.run.name}
@@ -68,7 +66,7 @@ def track(
     if as_machine:
         print_answer("track", {"run": run.run.name, "tracker": to, "steps": number, **problem_fields(run.problems)})
     else:
-        echo(message("{run}: {steps} in {to}", run=run.run.name, steps=counted(number, "step"), to=to))
+        echo("{run}: {steps} in {to}", run=run.run.name, steps=counted(number, "step"), to=to)
     for line in run.problems.lines():
         complain(line, "warning")
     raise typer.Exit(1 if run.problems.skipped else 0)
@@ -80,11 +78,11 @@ def _send(run: TrackedRun, tracker: Tracker, follow: bool, seconds: float, idle:
     while follow and not run.ended and time.monotonic() - latest < idle:
         if new := run.send(tracker, whole=False):
             number, latest = number + new, time.monotonic()
-            echo(message("step {step}", step=run.last_step), quiet)
+            echo("step {step}", quiet, step=run.last_step)
         time.sleep(seconds)
     new = run.send(tracker, whole=True)
     if follow and new:
-        echo(message("step {step}", step=run.last_step), quiet)
+        echo("step {step}", quiet, step=run.last_step)
     return number + new
 
 

@@ -11,7 +11,6 @@ import typer
 
 from probe.cli import refusing
 from probe.cli.places import parsed, run_argument, usual_place
-from probe.core.language import message
 from probe.core.messages import echo
 from probe.core.storage.location import Place
 
@@ -60,6 +59,6 @@ def _usual() -> str:
 
 
 def _started(address: str, browser: bool) -> None:
-    echo(message("probe: listening at {address}", address=address))
+    echo("probe: listening at {address}", address=address)
     if browser:
         webbrowser.open(address)

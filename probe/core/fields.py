@@ -114,6 +114,11 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 _ADDRESS_FORM = Form("boolean or address", "", 'true, false, or a host and a port such as "10.0.0.1:29600"')
 
 
+def args_of(key: str, models: Mapping[str, type[Section]]) -> PlainValidator:
+    """Return the validator of arguments, of which the name in the field ``key`` beside them chooses the model."""
+    return PlainValidator(lambda value, info: section_within(models.get(info.data.get(key, "")), value))
+
+
 def section_within(model: type[Section] | None, value: object) -> Any:
     """Validate a section whose ``model`` depends on the name next to it; without a model, since the name is unknown or
     of another package, a mapping stays as it is.

@@ -44,6 +44,18 @@ def message(template: str, /, **values: object) -> Message:
     return made
 
 
+def invalid(template: str, /, **values: object) -> ValueError:
+    """Return an error with the message that a template and its values make."""
+    return ValueError(message(template, **values))
+
+
+class MessageError(Exception):
+    """Error with the message that a template and its values make."""
+
+    def __init__(self, template: str, /, **values: object) -> None:
+        super().__init__(template if isinstance(template, Message) else message(template, **values))
+
+
 def joined(separator: str, texts: Iterable[str]) -> Message:
     """Join texts to a message that translates each."""
     values = {f"t{number}": text for number, text in enumerate(texts)}

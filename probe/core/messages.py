@@ -11,8 +11,10 @@ import os
 import re
 import select
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from copy import copy
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +96,16 @@ patience: float | None = 2.0
 After one in vain there is no waiting. None: without limit, as a command does."""
 
 
-def complain(text: str, level: str = "error", colour: int = 0) -> None:
+def complain(text: str, level: str = "error", colour: int = 0, /, **values: object) -> None:
     """Write ``text`` to standard error, in the language of the command line if it is a message. Never raises.
 
     Args:
         colour: ANSI number of the colour of the first line on a terminal, unless ``NO_COLOR`` is set; 0 for none.
+        values: those of ``text`` if it is a template.
     """
     global unwritten  # noqa: PLW0603 - a fact of the process
     try:
+        text = message(text, **values) if values else text
         shown = translated(message(level)) if isinstance(text, Message) else level
         width = terminal_width(sys.stderr)
         first, *others = (wrapped(line, width, MARGIN) for line in lines(shown, translated(text)).split("\n"))
@@ -152,8 +156,25 @@ def counted(number: float, noun: str, several: str = "") -> Message:
     return message(f"{{n:,}} {plural(number, noun, several)}", n=number)
 
 
-def echo(text: str, to_error: bool = False) -> None:
-    """Print a line, in the language of the command line if it is a message; control characters are escaped."""
+def spans(numbers: Iterable[int]) -> list[str]:
+    """Return whole numbers as texts such as ``4-7`` and ``9``, in order."""
+    runs = groupby(enumerate(sorted({*numbers})), lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in ([*pairs] for _, pairs in runs)]
+    return [f"{first}-{last}" if last > first else str(first) for first, last in ends]
+
+
+def in_number(number: float, one: str, several: str, /, **values: object) -> Message:
+    """Return the message for one thing, or for several; ``number`` is a value of both."""
+    return message(one if number == 1 else several, number=number, **values)
+
+
+def echo(text: str, to_error: bool = False, /, **values: object) -> None:
+    """Print a line, in the language of the command line if it is a message; control characters are escaped.
+
+    Args:
+        values: those of ``text`` if it is a template.
+    """
+    text = message(text, **values) if values else text
     print(printable(translated(text)), file=sys.stderr if to_error else sys.stdout, flush=True)
 
 

@@ -114,43 +114,40 @@ def _wrapped(wrapper: Any) -> None:
         finding.WATCH.wrapped(wrapper)
 
 
-def note_engines_of_deepspeed(module: ModuleType) -> None:
-    """Note what ``deepspeed.initialize`` makes, from now on."""
-    original: Callable[..., Any] = module.initialize
+def _noting(original: Callable[..., Any], made: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Any:
+    """Return a function that calls ``made`` with what ``original`` has returned, and its arguments."""
 
     @passage
     @functools.wraps(original)
-    def initialize(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if compiling():
             return original(*args, **kwargs)
-        made = original(*args, **kwargs)
-        attempt(FAILURES, "made", _paired_by_deepspeed, made)
-        return made
+        result = original(*args, **kwargs)
+        attempt(FAILURES, "made", made, result, args, kwargs)
+        return result
 
-    module.initialize = initialize  # type: ignore[attr-defined]
+    return call
 
 
-def _paired_by_deepspeed(made: Any) -> None:
-    engine, optimizer = made[0], made[1]
-    if optimizer is not None:
-        _finding("torch").paired(engine, optimizer)
+def note_engines_of_deepspeed(module: ModuleType) -> None:
+    """Note what ``deepspeed.initialize`` makes, from now on."""
+
+    def made(result: Any, *_: Any) -> None:
+        engine, optimizer = result[0], result[1]
+        if optimizer is not None:
+            _finding("torch").paired(engine, optimizer)
+
+    module.initialize = _noting(module.initialize, made)  # type: ignore[attr-defined]
 
 
 def note_optimizers_of_megatron(module: ModuleType) -> None:
     """Note the optimizers that Megatron-Core makes, from now on."""
-    original: Callable[..., Any] = module.get_megatron_optimizer
 
-    @passage
-    @functools.wraps(original)
-    def get_megatron_optimizer(*args: Any, **kwargs: Any) -> Any:
-        if compiling():
-            return original(*args, **kwargs)
-        optimizer = original(*args, **kwargs)
+    def made(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         chunks = kwargs.get("model_chunks", args[1] if len(args) > 1 else None)
-        attempt(FAILURES, "made", lambda: _finding("torch").paired(chunks, optimizer))
-        return optimizer
+        _finding("torch").paired(chunks, optimizer)
 
-    module.get_megatron_optimizer = get_megatron_optimizer  # type: ignore[attr-defined]
+    module.get_megatron_optimizer = _noting(module.get_megatron_optimizer, made)  # type: ignore[attr-defined]
 
 
 def _ended(framework: ModuleType, process: int) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from probe.core.errors import advice_of
-from probe.core.language import message
+from probe.core.language import MessageError
 
 
-class StoreError(Exception):
+class StoreError(MessageError):
     """Error of a database that cannot be used."""
 
 
@@ -53,12 +53,10 @@ def open_database(
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise StoreError(
-                    message(
-                        "{where}: another {service} uses it; {advice}",
-                        where=where,
-                        service=kind.service,
-                        advice=kind.advice,
-                    )
+                    "{where}: another {service} uses it; {advice}",
+                    where=where,
+                    service=kind.service,
+                    advice=kind.advice,
                 ) from None
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
@@ -68,12 +66,10 @@ def open_database(
             opened.pop_all()
     except sqlite3.DatabaseError as error:
         raise StoreError(
-            message(
-                "{where}: expected a database that can be written: {error}; name another file", where=where, error=error
-            )
+            "{where}: expected a database that can be written: {error}; name another file", where=where, error=error
         ) from None
     except OSError as error:
-        raise StoreError(message("{where}: cannot be written: {error}", where=where, error=advice_of(error))) from None
+        raise StoreError("{where}: cannot be written: {error}", where=where, error=advice_of(error)) from None
     return connection, lock
 
 
@@ -90,11 +86,9 @@ def _make(connection: sqlite3.Connection, where: str, kind: DatabaseKind) -> Non
         )
     elif marks != (kind.version, kind.application):
         raise StoreError(
-            message(
-                "{where}: expected a database of this {service}, version {version}; {advice}",
-                where=where,
-                service=kind.service,
-                version=kind.version,
-                advice=kind.advice,
-            )
+            "{where}: expected a database of this {service}, version {version}; {advice}",
+            where=where,
+            service=kind.service,
+            version=kind.version,
+            advice=kind.advice,
         )

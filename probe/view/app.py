@@ -26,7 +26,7 @@ from probe.core.naming import RUN
 from probe.core.storage.layout import MICRO_STEP
 from probe.core.storage.location import located
 from probe.core.storage.run_directory import plain
-from probe.services.web.answers import failures, json_answer, page_file
+from probe.services.web.answers import Handler, failures, json_answer, page_file
 from probe.services.web.gate import Gate, reads_only, same_site, token_cookie
 from probe.view import heatmap
 from probe.view.background import comparison_arguments
@@ -435,31 +435,24 @@ def curve_answer(found: Picture, lines: str) -> Response:
     return binary_answer(header, {kind: found.cells[kind] for kind in heatmap.SENT})
 
 
-async def _wrong(_: Request, error: Exception) -> Response:
-    return page_data({"error": str(error)}, 400)
+def _answered(status: int, text: str = "") -> Handler:
+    """Return a handler of exceptions, which answers with the text of each unless there is another."""
 
+    async def handle(_: Request, error: Exception) -> Response:
+        return page_data({"error": text or str(error)}, status)
 
-async def _gone(_: Request, error: Exception) -> Response:
-    return page_data({"error": str(error)}, 410)
-
-
-async def _unreadable(_: Request, error: Exception) -> Response:
-    return page_data({"error": str(error)}, 503)
-
-
-async def _internal(_: Request, __: Exception) -> Response:
-    return page_data({"error": "internal error: the program's own output has it"}, 500)
+    return handle
 
 
 def application(endpoints: ViewEndpoints, token: str, cookie: str, is_host: Callable[[str], bool]) -> Gate:
     """Return the application behind its gate."""
     handlers: dict[Any, Any] = {
         **failures(),
-        WrongRequest: _wrong,
-        RunGone: _gone,
-        ValueError: _unreadable,
-        OSError: _unreadable,
-        Exception: _internal,
+        WrongRequest: _answered(400),
+        RunGone: _answered(410),
+        ValueError: _answered(503),
+        OSError: _answered(503),
+        Exception: _answered(500, "internal error: the program's own output has it"),
     }
     inner = Starlette(routes=endpoints.routes(), exception_handlers=handlers)
     return Gate(inner, [reads_only, same_site(is_host), token_cookie(token, cookie)])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.analysis.select_statement import restrict
-from probe.core.language import message
+from probe.core.language import invalid
 from probe.core.storage.duckdb_reader import Connection, Rows, connect
 from probe.core.storage.layout import PARQUET
 from probe.core.storage.location import located, readable_by_duckdb
@@ -200,7 +200,7 @@ class RunReader:
         self._next_look = 0.0
         every = [file for own in files.values() for _, file in own]
         if any(not file.path.exists() for file in every):
-            raise ValueError(message("a file of the run has been removed while it was read: ask again")) from error
+            raise invalid("a file of the run has been removed while it was read: ask again") from error
         problems = Problems()
         connection = self._connection
         if connection is not None:
@@ -209,8 +209,8 @@ class RunReader:
                 if problem.path not in good:
                     self._damaged[problem.path] = problem.what
         first = str(error).splitlines()[0]
-        raise ValueError(
-            message("the files of the run cannot be read: {first}: ask again, damaged ones are left out", first=first)
+        raise invalid(
+            "the files of the run cannot be read: {first}: ask again, damaged ones are left out", first=first
         ) from error
 
     def _connected(self, listing: RunListing) -> Connection:

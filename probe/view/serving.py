@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.errors import needed
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.storage.files import confine
 from probe.core.storage.location import MARK, located
 from probe.services.web.listening import bound, is_local_name, is_loopback, is_own_name
@@ -83,13 +83,11 @@ def checked(places: Sequence[str]) -> list[str]:
         place = located(text).expanduser().absolute()
         if isinstance(place, Path) and not place.is_dir():
             what = message("this is a file" if place.exists() else "there is none of this name")
-            raise ValueError(
-                message(
-                    "{place}: expected a folder with runs, such as MONITOR_OUTPUT_DIR of one; {what}: give that of a "
-                    "run, or one with runs in it",
-                    place=place,
-                    what=what,
-                )
+            raise invalid(
+                "{place}: expected a folder with runs, such as MONITOR_OUTPUT_DIR of one; {what}: give that of a "
+                "run, or one with runs in it",
+                place=place,
+                what=what,
             )
         found.append(str(place))
     return list(dict.fromkeys(found))

@@ -127,8 +127,7 @@ OTHERWISE = {
     "probe/core/analysis/performance/export.py": "a field of the JSON of `probe performance`",
     "probe/services/logs/metrics.py": "units in logs of other programs",
     "probe/services/logs/names.py": "names in logs of other programs",
-    "probe/services/server/app.py": "a field of the page's JSON",
-    "probe/services/server/metrics.py": "a field of the server's points",
+    "probe/services/server/app.py": "a field of the page's JSON and of the server's points",
 }
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.config.load import load
-from probe.core.config.msprobe import MSPROBE
+from probe.core.config.load import MSPROBE, load
 from tests.distributed.ranks import Ranks
 from tests.required import require
 

@@ -15,7 +15,7 @@ import pytest
 
 from probe.core.sentinel.board import Board
 from probe.launch.parent.following import BoardFolder
-from probe.launch.parent.relay import RELAYED
+from probe.launch.parent.program import RELAYED
 from probe.launch.parent.vigil import ENDED, NOTHING
 from tests.forks import ROOT
 

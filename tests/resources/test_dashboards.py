@@ -25,8 +25,8 @@ from probe.core.output.metrics import catalogue
 from probe.services.exporter.json_numbers import GRADIENT_NORM, UPDATED
 from probe.services.exporter.json_numbers import NUMBERS as JSON_NUMBERS
 from probe.services.exporter.readings.catalogue import READINGS
+from probe.services.server.app import exposition
 from probe.services.server.board import RunBoard
-from probe.services.server.metrics import exposition
 from probe.services.server.store import HeartbeatStore
 from tests.http_requests import exchange
 from tests.required import require, require_program

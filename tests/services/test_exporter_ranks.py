@@ -18,8 +18,8 @@ import pytest
 from probe.core.output.metrics.catalogue import LAST_STEP, METRICS, NUMBERS, STEP, Series
 from probe.core.output.metrics.mapped_file import HEADER_BYTES, MAGIC, MetricsFile
 from probe.core.run_state.progress import Progress, progress_folder
+from probe.services.exporter.node_page import RankText
 from probe.services.exporter.rank_files import UsualFolders
-from probe.services.exporter.rank_text import RankText
 from probe.services.exporter.ranks import GONE_SECONDS, NodeRanks
 from tests.quick_python import quick_python
 from tests.required import require, require_program

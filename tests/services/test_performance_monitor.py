@@ -23,7 +23,7 @@ from probe.core.storage.performance_file import DeviceReading, PerformanceReadin
 from probe.core.storage.problems import Problems
 from probe.services.exporter.reading_process import Sample
 from probe.services.performance import PerformanceMonitor
-from probe.services.performance.anomalies import AnomalyLog, HealthyThroughput
+from probe.services.performance.monitor import AnomalyLog, HealthyThroughput
 from probe.services.performance.sources import TrainingSource, _devices
 from tests.required import require
 from tests.services.metrics_rank import written

@@ -22,7 +22,7 @@ from probe.core.control.command_requests import (
     folder_of,
     read_request,
 )
-from probe.services.remediation.store import ActionStore, NewRow
+from probe.services.remediation.store import ActionRow, ActionStore
 from tests.required import require
 from tests.services.remediation_process import (
     HOST,
@@ -362,7 +362,7 @@ def test_an_alert_that_fires_anew_and_goes_on_is_not_known_for_ever(tmp_path: Pa
     now, begin = time.time(), 1_000.0
     with store.admission() as admission:
         for fingerprint, age in (("old", 301.0), ("new", 1.0)):
-            row = NewRow(now - age, "Alert", {}, fingerprint, begin, "act", "target", False, "done", "")
+            row = ActionRow(0, now - age, "Alert", {}, fingerprint, begin, "act", "target", False, "done", "")
             admission.insert(row)
             assert admission.known(fingerprint, "act", begin, 300.0)
             assert not admission.known(fingerprint, "act", begin + 301.0, 300.0)

@@ -42,8 +42,8 @@ import sys
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
-from probe.services.web import connections
-connections.HEADER_SECONDS, connections.REST_SECONDS, connections.READ_SECONDS = map(float, sys.argv[1:])
+from probe.services.web import serving
+serving.HEADER_SECONDS, serving.REST_SECONDS, serving.READ_SECONDS = map(float, sys.argv[1:])
 from probe.services.web.gate import Gate
 from probe.services.web.listening import bound
 from probe.services.web.serving import ServingLimits, WebServer
@@ -196,8 +196,8 @@ RECEIVERS = [name for name, kind in KINDS.items() if kind.receiver]
 PRELUDE = f"""
 import sys
 from probe.services.server import serving as server
-from probe.services.web import body, connections, serving
-body.BODY_SECONDS, connections.HEADER_SECONDS, connections.REST_SECONDS = map(float, sys.argv.pop(1).split(","))
+from probe.services.web import body, serving
+body.BODY_SECONDS, serving.HEADER_SECONDS, serving.REST_SECONDS = map(float, sys.argv.pop(1).split(","))
 server.MOST_CONNECTIONS = {4 * PLACES}
 serving.ServingLimits.__new__.__defaults__ = ({4 * PLACES}, *serving.ServingLimits.__new__.__defaults__[1:])
 from probe.cli import main

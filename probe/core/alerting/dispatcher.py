@@ -24,7 +24,6 @@ from probe.core.alerting.redaction import describe_error, redact
 from probe.core.alerting.spool import Spool, SpooledAlert, abandoned, without_secrets
 from probe.core.door import attempt
 from probe.core.faults import Faults
-from probe.core.language import message
 from probe.core.messages import complain
 from probe.core.records import Alert
 from probe.core.worker import Worker
@@ -351,10 +350,10 @@ class Dispatcher:
             return
         names = "\n".join([*titles[:MOST_NAMED], *(["..."] if len(titles) > MOST_NAMED else [])])
         if self._folder is None:
-            complain(message("not delivered, and lost:\n{alerts}", alerts=names))
+            complain("not delivered, and lost:\n{alerts}", alerts=names)
         else:
             text = "not delivered; the next run with this output directory sends what is kept in {folder}:\n{alerts}"
-            complain(message(text, folder=self._folder, alerts=names))
+            complain(text, folder=self._folder, alerts=names)
 
 
 def _causes_first(group: Sequence[SpooledAlert]) -> list[SpooledAlert]:

@@ -19,7 +19,7 @@ import numpy as np
 from probe.core.analysis.diagnosis.evaluate import nothing_judged
 from probe.core.errors import advice_of
 from probe.core.histogram import HISTOGRAM, parsed, text_of
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.messages import plural
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
 from probe.core.naming import FEATURES, RELATIVE_UPDATE, RUN
@@ -128,16 +128,14 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
     problems = Problems()
     run = last_run(root, problems)
     if run.directories[0].packed is not None:
-        raise ValueError(
-            message(
-                "{root}: expected the directory in which ranks have written; this is a packed run: give that "
-                "from which it was packed",
-                root=root,
-            )
+        raise invalid(
+            "{root}: expected the directory in which ranks have written; this is a packed run: give that "
+            "from which it was packed",
+            root=root,
         )
     if out.resolve() in (root.resolve(), *(directory.path.resolve() for directory in run.directories)):
         text = "{out}: expected another folder than those that are read; give a new one, or leave it out"
-        raise ValueError(message(text, out=out))
+        raise invalid(text, out=out)
     with _opened(run.directories) as rows:
         if not rows.files:
             raise ValueError("\n".join([f"{root}: {nothing_judged(run)}", *rows.problems.lines()]))
@@ -145,7 +143,7 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             text = "{out}: expected a folder that can be written to; {reason}"
-            raise ValueError(message(text, out=out, reason=advice_of(error))) from None
+            raise invalid(text, out=out, reason=advice_of(error)) from None
         for signal in sorted(rows.files.keys() - {RUN}):
             for piece in _pieces(rows.files[signal]):
                 observe(f"{signal} up to step {piece.last}")
@@ -345,9 +343,7 @@ def _read(rows: PlainRows | Rows, n: int, file: TableFile, piece: _Piece) -> Ite
         histogram = (cells[at[HISTOGRAM]] or None) if HISTOGRAM in at else None
         try:
             if not values and histogram is None:
-                raise ValueError(
-                    message("expected a number in one of the columns {columns}, got none", columns=", ".join(ops))
-                )
+                raise invalid("expected a number in one of the columns {columns}, got none", columns=", ".join(ops))
             shape, part, ranks, elements = described(*form)
         except ValueError as error:
             row = " ".join(key[: len(NEEDED)])

@@ -120,13 +120,11 @@ def by_steps(
     most_bytes: int = MOST_BYTES,
     signals: Iterable[str] | None = None,
     least: int = 1,
-    manifests: bool = False,
-    cuts: tuple[Cut, ...] = ("steps",),
 ) -> list[Piece]:
     """Cut a run into ranges of steps, in their order; each piece has all ranks. Together the ranges contain every step
     from 0 on, whatever steps there are. Arguments as of :func:`by_ranks`; a piece has more than ``most_bytes`` where
     less would have the workers open every file too often."""
-    whole = replace(_whole(run, rows, signals, manifests), cuts=cuts)
+    whole = replace(_whole(run, rows, signals, manifests=False), cuts=("steps",))
     return _parts_of_steps(whole, _number_by_steps(_spans(whole), most_bytes, least))
 
 

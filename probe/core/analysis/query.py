@@ -17,7 +17,7 @@ from probe.core.analysis.engines import PieceEngine, PieceObserver, engine_of, r
 from probe.core.analysis.pieces import MOST_BYTES, Piece, by_ranks
 from probe.core.analysis.query_views import Columns, QueryViews, SqlAnswer, columns_of, spelled
 from probe.core.analysis.select_statement import chosen, parsed, restrict
-from probe.core.language import message
+from probe.core.language import invalid
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.location import Place, located
@@ -151,7 +151,7 @@ class OpenRun:
         """
         signals = self._views.signals_of(map_query)
         if not signals:
-            raise ValueError(message("the query of the pieces reads no signal: expected one after FROM"))
+            raise invalid("the query of the pieces reads no signal: expected one after FROM")
         return by_ranks(self.run, self._rows, most_bytes, signals)
 
     def _mapped(self, query: str, pieces: list[Piece]) -> Iterator[bytes]:

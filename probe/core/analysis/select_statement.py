@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.storage.duckdb_reader import Connection
 from probe.core.storage.sql import folder_of, pattern_of
 
@@ -65,26 +65,19 @@ def parsed(connection: Connection, text: str) -> SelectStatement:
     tree = _tree(connection, text)
     if tree["error"]:
         if tree["error_type"] == "parser":
-            raise ValueError(
-                message(
-                    "the query cannot be parsed: {reason}; write one such as SELECT name, norm FROM grad_reduced; "
-                    "`probe sql DIR` lists tables and columns",
-                    reason=tree["error_message"],
-                )
+            raise invalid(
+                "the query cannot be parsed: {reason}; write one such as SELECT name, norm FROM grad_reduced; "
+                "`probe sql DIR` lists tables and columns",
+                reason=tree["error_message"],
             )
-        raise ValueError(
-            message(
-                "expected one query that only reads, such as SELECT or FROM; got {shortened}",
-                shortened=_shortened(text),
-            )
+        raise invalid(
+            "expected one query that only reads, such as SELECT or FROM; got {shortened}", shortened=_shortened(text)
         )
     if len(tree["statements"]) != 1:
-        raise ValueError(
-            message(
-                "expected one query; got {number} in {shortened}; ask them one after the other",
-                number=len(tree["statements"]),
-                shortened=_shortened(text),
-            )
+        raise invalid(
+            "expected one query; got {number} in {shortened}; ask them one after the other",
+            number=len(tree["statements"]),
+            shortened=_shortened(text),
         )
     nodes = list(_nodes(tree["statements"][0]))
     for node in nodes:
@@ -177,17 +170,13 @@ def _is_reference(node: dict[str, Any]) -> bool:
 
 def _check(node: dict[str, Any]) -> None:
     if "cte_map" in node and node["type"] not in NODES:
-        raise ValueError(
-            message("expected a query that only reads; a part of it is {words}", words=_words(node["type"]))
-        )
+        raise invalid("expected a query that only reads; a part of it is {words}", words=_words(node["type"]))
     if _is_reference(node):
         _check_reference(node)
     if node.get("class") in {"FUNCTION", "WINDOW"}:
         name = str(node.get("function_name", "")).lower()
         if name in NOT_CALLED or name.startswith(("pg_", "read_", "duckdb_")):
-            raise ValueError(
-                message("the function {name} cannot be called: a query reads the rows of the run alone", name=name)
-            )
+            raise invalid("the function {name} cannot be called: a query reads the rows of the run alone", name=name)
 
 
 def _check_reference(node: dict[str, Any]) -> None:
@@ -196,22 +185,20 @@ def _check_reference(node: dict[str, Any]) -> None:
         return
     if kind not in REFERENCES:
         text = "expected a query of the run's rows; a part of it is {words}; `probe sql DIR` lists tables and columns"
-        raise ValueError(message(text, words=_words(kind)))
+        raise invalid(text, words=_words(kind))
     if kind == "BASE_TABLE":
         place = [part for part in (node.get("catalog_name"), node.get("schema_name")) if part]
         if place:
             name = ".".join([*place, node["table_name"]])
-            raise ValueError(message("expected a signal after FROM, without a schema; got {name}", name=name))
+            raise invalid("expected a signal after FROM, without a schema; got {name}", name=name)
     if kind == "TABLE_FUNCTION":
         function = str(node["function"].get("function_name", ""))
         if function.lower() not in TABLE_FUNCTIONS:
             expected = ", ".join(sorted(TABLE_FUNCTIONS))
-            raise ValueError(
-                message(
-                    "the function {function} cannot be read from: expected a signal, or one of {expected}",
-                    function=function,
-                    expected=expected,
-                )
+            raise invalid(
+                "the function {function} cannot be read from: expected a signal, or one of {expected}",
+                function=function,
+                expected=expected,
             )
 
 

@@ -15,7 +15,7 @@ from probe.core.checks import CHECKS
 from probe.core.config.errors import nearest
 from probe.core.config.schema import Settings
 from probe.core.fields import describe, inner_sections
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.prechecks import PRECHECKS
 from probe.core.rules import RULES
 from probe.core.run_state.rules import RUN_RULES
@@ -124,5 +124,5 @@ def references(name: str) -> References:
         parts = [entry.key for entry in keys if key.casefold() in entry.key.casefold()][:9]
         if not close and parts:
             hint = message("; there are {names}", names=", ".join(dict.fromkeys(parts)))
-        raise ValueError(message("no key {key}{hint}", key=key, hint=hint))
+        raise invalid("no key {key}{hint}", key=key, hint=hint)
     return References(chosen, [])

@@ -37,6 +37,7 @@ from probe.core.fields import (
     Selector,
     Text,
     Variants,
+    args_of,
     not_blank,
     not_empty,
     section_within,
@@ -121,11 +122,6 @@ def _known_rule(name: str) -> str:
     return name
 
 
-def _args_of_rule(value: object, info: ValidationInfo) -> Any:
-    """Validate arguments with the model of the rule next to them; a third party's rule gets a plain dict."""
-    return section_within(RULE_ARGS.get(info.data.get("rule_name", "")), value)
-
-
 _RULE_NAME = Form("name", ", ".join(RULE_ARGS), f"one of {', '.join(RULE_ARGS)}")
 
 
@@ -136,7 +132,7 @@ class RuleSettings(Section):
         description=f"Name of the rule. {', '.join(f'{name} {rule.finds}' for name, rule in RULES.items())}. Other "
         "names are those of installed packages with an entry point in the group `probe.rules`."
     )
-    args: Annotated[Any, PlainValidator(_args_of_rule), Variants(RULE_ARGS)] = Field({}, validate_default=True)
+    args: Annotated[Any, args_of("rule_name", RULE_ARGS), Variants(RULE_ARGS)] = Field({}, validate_default=True)
     """Arguments of the rule. A third party's rule gets this mapping as it is."""
 
 
@@ -291,17 +287,15 @@ RUN_RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RUN
 """Rules about the run, and the models of their arguments."""
 
 
-def _args_of_run_rule(value: object, info: ValidationInfo) -> Any:
-    return section_within(RUN_RULE_ARGS.get(info.data.get("rule_name", "")), value)
-
-
 class RunRuleSettings(Section):
     """Rule about numbers of the run."""
 
     rule_name: Annotated[Text, Names(tuple(RUN_RULES))] = Field(
         description=f"Name of the rule. {', '.join(f'{name} {rule.finds}' for name, rule in RUN_RULES.items())}."
     )
-    args: Annotated[Any, PlainValidator(_args_of_run_rule), Variants(RUN_RULE_ARGS)] = Field({}, validate_default=True)
+    args: Annotated[Any, args_of("rule_name", RUN_RULE_ARGS), Variants(RUN_RULE_ARGS)] = Field(
+        {}, validate_default=True
+    )
     """Arguments of the rule."""
 
 

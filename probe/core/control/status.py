@@ -16,7 +16,7 @@ from probe.core.config.edit import change, changed
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from probe.core.config.parse import content, read
-from probe.core.language import message
+from probe.core.language import invalid
 from probe.core.storage.directories import find, runs
 from probe.core.storage.location import on_disk
 from probe.core.storage.manifest import Manifest
@@ -64,12 +64,10 @@ def configuration(root: Path) -> Path:
     run = runs(find(root, Problems()))[-1]
     files = [(directory.manifest.control or {}).get("file") for directory in run.directories]
     if not any(files):
-        raise ValueError(
-            message(
-                "{root}: the run follows no configuration file; expected one that was started with "
-                "DYNAMIC_MONITOR=True and whose configuration is a file",
-                root=root,
-            )
+        raise invalid(
+            "{root}: the run follows no configuration file; expected one that was started with "
+            "DYNAMIC_MONITOR=True and whose configuration is a file",
+            root=root,
         )
     return Path(next(file for file in files if file))
 
@@ -127,11 +125,8 @@ def assigned(assignments: list[str]) -> dict[str, Any]:
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
-            raise ValueError(
-                message(
-                    "{assignment}: expected KEY=VALUE, such as collect_times=10 or alert.dump=true",
-                    assignment=assignment,
-                )
+            raise invalid(
+                "{assignment}: expected KEY=VALUE, such as collect_times=10 or alert.dump=true", assignment=assignment
             )
         try:
             values[key] = json.loads(text)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from probe.core.distributed.global_stats import GlobalStats
 from probe.core.distributed.replicas import compared
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Listeners, Run
 from probe.core.instrumentation.plan import Plan
@@ -339,12 +340,8 @@ class Output:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _write_manifest(self, more: Mapping[str, object] | None = None, faults: Faults | None = None) -> None:
-        if self.directory is None:
-            return
-        try:
-            self._folder.write(more or {})
-        except Exception as error:  # noqa: BLE001 - the run itself has not failed
-            (faults or self._run.faults).note("manifest", error)
+        if self.directory is not None:
+            attempt(faults or self._run.faults, "manifest", self._folder.write, more or {})
 
 
 def global_stats_of(run: Run, number: int) -> GlobalStats | None:

@@ -27,7 +27,6 @@ class NotCausal(Precheck):
     sees = "outputs of a repeated forward whose last tokens were replaced, and the labels of the loss"
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         tried = trial.causality
         if tried is None or not any(call.relation == "next" for call in trial.losses) or not tried.leak > LEAST_LEAK:
             return
@@ -41,7 +40,6 @@ class NotCausal(Precheck):
         yield self.finding(text, {"leak": tried.leak, "positions": tried.from_tokens})
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         if not any(call.relation == "next" for call in trial.losses):
             return NotApplicable("no loss whose labels are the next tokens")
         return None if trial.causality is not None else trial.unseen.get(self.name, "the model was not called again")
@@ -59,7 +57,6 @@ class UnshiftedLabels(Precheck):
     sees = "the tokens that the model gets, the labels of the loss, and a repeated forward"
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         calls = [call for call in trial.losses if call.classes and call.rows > 1]
         if not calls or any(call.relation != "same" for call in calls):
             return
@@ -68,7 +65,6 @@ class UnshiftedLabels(Precheck):
         yield self.finding(text, {"calls": len(calls)}, grade="warning" if is_causal else "note")
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         seen = trial.causality is not None and any(call.classes for call in trial.losses)
         return None if seen else NotApplicable("no model of tokens with a loss over classes")
 
@@ -88,11 +84,9 @@ class SamplesMixed(Precheck):
     remedy = "Look for a view or reshape where axes should be transposed, and for a mean over the batch."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         if trial.causality is not None and trial.causality.mixed > LEAST_LEAK:
             text = message("the outputs for a sample change when only another sample of the batch is changed")
             yield self.finding(text, {"change": trial.causality.mixed})
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         return None if trial.causality is not None else NotApplicable("no model of tokens")

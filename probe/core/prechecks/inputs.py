@@ -26,7 +26,6 @@ class SameBatch(Precheck):
     remedy = "Take the next batch of the iterator in each step; next(iter(loader)) begins again each time."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         if self.missing(trial) is None and len({call.digest for call in trial.calls}) == 1:
             updates = len({call.update for call in trial.calls})
             yield self.finding(
@@ -35,7 +34,6 @@ class SameBatch(Precheck):
             )
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         updates = {call.update for call in trial.calls}
         return (
             None
@@ -60,7 +58,6 @@ class UnnormalizedInputs(Precheck):
     remedy = "Subtract the mean of the training data and divide by its deviation."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         rows = [row for call in trial.calls for row in call.inputs]
         bad = [row for row in rows if row.rms > LARGE or (row.std > 0 and abs(row.mean) > FAR * row.std)]
         if bad and 2 * len(bad) > len(rows):
@@ -69,7 +66,6 @@ class UnnormalizedInputs(Precheck):
             yield self.finding(text, {"mean": row.mean, "deviation": row.std, "root mean square": row.rms})
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         return None if any(call.inputs for call in trial.calls) else NotApplicable("no floating-point inputs")
 
 
@@ -86,7 +82,6 @@ class SameDropout(RankPrecheck):
     remedy = "After the model is made, seed each data-parallel rank with a number of its own."
 
     def compare(self, trials: Sequence[Trial]) -> Iterator[CheckFinding]:
-        """Yield the findings between the trials of several ranks."""
         rows = [trial for trial in trials if trial.data_parallel and trial.dropout]
         if len(rows) > 1 and len({trial.dropout for trial in rows}) == 1:
             text = message(
@@ -96,7 +91,6 @@ class SameDropout(RankPrecheck):
             yield self.finding(text, {"ranks": len(rows)}, between=rows)
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         if trial.world < 2 or not trial.data_parallel:
             return NotApplicable("no data-parallel ranks")
         return None if trial.dropout else NotApplicable("no active dropout")
@@ -113,7 +107,6 @@ class SameInputs(RankPrecheck):
     remedy = "Divide the samples among the ranks, with a DistributedSampler or a seed of its own for each rank."
 
     def compare(self, trials: Sequence[Trial]) -> Iterator[CheckFinding]:
-        """Yield the findings between the trials of several ranks."""
         rows = [trial for trial in trials if self.missing(trial) is None]
         digests = {tuple(call.digest for call in trial.calls) for trial in rows}
         if len(rows) > 1 and len(digests) == 1 and len({*next(iter(digests))}) >= FEWEST:
@@ -121,7 +114,6 @@ class SameInputs(RankPrecheck):
             yield self.finding(text, {"ranks": len(rows)}, between=rows)
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         if trial.world < 2 or not trial.data_parallel:
             return NotApplicable("no data-parallel ranks")
         return None if len(trial.calls) >= FEWEST else "the inputs of too few forwards were seen"

@@ -24,7 +24,6 @@ class WorkerNumbers(Precheck):
     remedy = "Seed in worker_init_fn from torch.initial_seed(), which differs between workers and epochs."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         for workers in _by_loader(trial):
             names = {name for worker in workers for name in worker.generators}
             for name in sorted(names):
@@ -41,7 +40,6 @@ class WorkerNumbers(Precheck):
                     return
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         return None if _by_loader(trial) else NotApplicable("no loader with several workers")
 
 
@@ -56,7 +54,6 @@ class SamplesRepeated(Precheck):
     remedy = "Divide the stream in __iter__ by get_worker_info(), so that each worker yields a part of it."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         for workers in _by_loader(trial):
             batches = [worker.batch for worker in workers if worker.batch]
             if len(batches) > len(set(batches)):
@@ -68,7 +65,6 @@ class SamplesRepeated(Precheck):
                 return
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         seen = any(worker.batch for workers in _by_loader(trial) for worker in workers)
         return None if seen else NotApplicable("no stream with several workers")
 
@@ -90,7 +86,6 @@ class SampleOrder(Precheck):
     sees = "classes of the samplers of loaders, and the number of the epoch at each of their beginnings"
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         for loader in trial.loaders:
             if loader.repeated_epoch:
                 yield self.finding(
@@ -109,5 +104,4 @@ class SampleOrder(Precheck):
             yield self.finding(text, {"loaders": len(trial.loaders)}, grade="note")
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         return None if trial.loaders else NotApplicable("no loader of the framework")

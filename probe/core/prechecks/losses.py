@@ -56,7 +56,6 @@ class IgnoredLabels(Precheck):
     remedy = "Look at how labels are masked and truncated: a prompt that fills the context leaves no answer."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         calls = [call for call in trial.losses if call.classes and call.rows > 1]
         every = [call for call in calls if call.ignored == 1]
         share = sum(call.ignored for call in calls) / max(1, len(calls))
@@ -71,7 +70,6 @@ class IgnoredLabels(Precheck):
             yield self.finding(text, evidence, grade="note")
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         return None if any(call.classes for call in trial.losses) else NO_CLASSES
 
 
@@ -90,7 +88,6 @@ class InitialLoss(Precheck):
     remedy = "Initialise the last layer with small weights; if it is tied to an embedding, give that a small deviation."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         for call in trial.first_update():
             if call.function == "cross_entropy" and call.reduction == "mean" and call.classes > 1:
                 guess = math.log(call.classes)
@@ -113,7 +110,6 @@ class InitialLoss(Precheck):
                 return
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         seen = any(call.function == "cross_entropy" and call.reduction == "mean" for call in trial.first_update())
         return None if seen else NO_CLASSES
 
@@ -131,7 +127,6 @@ class SummedLoss(Precheck):
     remedy = "Take the mean, or divide by the number of labels of all micro batches and ranks."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         roots = [value for update in trial.accumulations for value in update.values]
         for call in trial.losses:
             is_root = any(math.isclose(call.value, root, rel_tol=CLOSE) for root in roots)
@@ -145,7 +140,6 @@ class SummedLoss(Precheck):
                 return
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         return None if trial.losses else NO_LOSS
 
 
@@ -161,7 +155,6 @@ class UndividedAccumulation(Precheck):
     sees = "the reduction, labels and value of each loss, the root of each backward, and gradients before the update"
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         rows = [
             (update, calls)
             for number, update in enumerate(trial.accumulations)
@@ -180,7 +173,6 @@ class UndividedAccumulation(Precheck):
         yield self.finding(text, evidence, grade="note" if update.normalises else "warning")
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         if not any(len(update.values) > 1 for update in trial.accumulations):
             return NotApplicable("one backward in each update")
         return None if trial.losses else NO_LOSS

@@ -37,7 +37,6 @@ class ActivationGrowth(Precheck):
     remedy = "Scale the initial weights to the width of their inputs, and normalise between blocks."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         for blocks in _lists(trial.outputs):
             sizes = [row.rms for row in blocks]
             factors = [after / before for before, after in pairwise(sizes) if before and after]
@@ -58,7 +57,6 @@ class ActivationGrowth(Precheck):
                 yield self.finding(text, evidence, [row.name for row in blocks], grade)
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         return None if any(_lists(trial.outputs)) else NotApplicable("no list of blocks")
 
 
@@ -83,7 +81,6 @@ class DeadUnits(Precheck):
     remedy = "Look at the initialisation and the bias of the layer before it, and at the scale of the inputs."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         seen = [row for row in trial.outputs if row.kind in RECTIFIERS and row.hidden]
         dead = [row.name for row in seen if row.zeros == 1]
         many = [row.name for row in seen if MANY < row.zeros < 1]
@@ -95,7 +92,6 @@ class DeadUnits(Precheck):
             yield self.finding(text, {"modules": len(many), "of": len(seen)}, many, grade="note")
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         return None if any(row.kind in RECTIFIERS for row in trial.outputs) else NotApplicable("no rectifier")
 
 
@@ -111,7 +107,6 @@ class SaturatedUnits(Precheck):
     remedy = "Normalise the inputs, or begin with smaller weights in the layer before it."
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         seen = [row for row in trial.outputs if row.kind in LIMITED and row.hidden]
         rows = [row for row in seen if row.saturated > MANY]
         if rows:
@@ -123,7 +118,6 @@ class SaturatedUnits(Precheck):
             yield self.finding(text, evidence, names)
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         seen = any(row.kind in LIMITED for row in trial.outputs)
         return None if seen else NotApplicable("no sigmoid or hyperbolic tangent")
 
@@ -140,7 +134,6 @@ class OutputDtype(Precheck):
     remedy = DtypeUnlike.remedy
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         unlike = [*unlike_ones(_dtypes(trial))]
         if unlike:
             text = message(
@@ -150,7 +143,6 @@ class OutputDtype(Precheck):
             yield self.finding(text, {"modules": len(unlike)}, unlike)
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         if not trial.outputs:
             return "no output of a module was seen"
         dtypes = {dtype.rpartition(".")[2] for dtype in _dtypes(trial).values()}

@@ -27,7 +27,6 @@ class Initialisation(Precheck):
     sees = "the numbers of each parameter before the first update"
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         for convention in CONVENTIONS:
             rows = [row for row in _named(trial, convention) if convention.most < row.least == row.most]
             if rows:
@@ -45,7 +44,6 @@ class Initialisation(Precheck):
             yield self.finding(text, {"pairs": len(names)}, sorted(names))
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         if not trial.parameters:
             return NO_UPDATE
         seen = any(_named(trial, convention) for convention in CONVENTIONS)
@@ -71,14 +69,12 @@ class SymmetricUnits(Precheck):
     sees = "the numbers of each parameter before the first update"
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         rows = [row for row in trial.parameters if row.kind in LAYERS and row.equal_rows and (row.least or row.most)]
         if rows:
             names = [row.name for row in rows]
             yield self.finding(alike(names), {"parameters": len(rows), "weight": rows[0].most}, names)
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         return None if trial.parameters else NO_UPDATE
 
 
@@ -94,7 +90,6 @@ class _GradientDepth(Precheck):
     """True if gradients are reported that fall towards the first layer; False for those that grow."""
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         rows = _weights(trial)
         if len(rows) < FEWEST:
             return
@@ -115,7 +110,6 @@ class _GradientDepth(Precheck):
         yield self.finding(text, {"first": first, "last": last, "layers": len(rows)}, names)
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         if len(_weights(trial)) >= FEWEST:
             return None
         return NotApplicable(f"fewer than {FEWEST} layers with a gradient") if trial.parameters else NO_UPDATE
@@ -173,7 +167,6 @@ class ReplicasApart(RankPrecheck):
     remedy = "Broadcast the parameters from one rank, or seed all ranks alike before the model is made."
 
     def compare(self, trials: Sequence[Trial]) -> Iterator[CheckFinding]:
-        """Yield the findings between the trials of several ranks."""
         ranks = [{row.name: row for row in trial.parameters} for trial in trials]
         names = [name for name in (ranks[0] if ranks else ()) if all(name in rows for rows in ranks)]
         replicas = [name for name in names if len(ranks) > 1 and _is_replica([rows[name] for rows in ranks])]
@@ -186,7 +179,6 @@ class ReplicasApart(RankPrecheck):
             yield self.finding(text, {"parameters": len(apart), "of": len(names)}, where, between=trials)
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         if trial.world < 2:
             return NotApplicable("there is one rank")
         return None if trial.parameters else NO_UPDATE

@@ -69,7 +69,6 @@ class LossPrecheck(Precheck):
             setattr(cls, name, getattr(cls.loop, name))
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         fault = self.loop.in_graph(LossGraph(tuple(trial.losses)))
         if fault is not None:
             yield self.finding(fault.text, fault.evidence)

@@ -23,7 +23,6 @@ class ScheduleAhead(Precheck):
     sees = "steps of each schedule between updates, the step at which it ends, and numbers of steps in the program"
 
     def judge(self, trial: Trial) -> Iterator[CheckFinding]:
-        """Yield the findings in a trial."""
         for row in trial.schedules:
             times = min(row.advances, default=0)
             if times < 2:
@@ -34,7 +33,6 @@ class ScheduleAhead(Precheck):
             yield self.finding(text, evidence, grade="warning" if row.planned or micro else "note")
 
     def missing(self, trial: Trial) -> str | None:
-        """Return why nothing can be judged."""
         if not trial.schedules:
             return NotApplicable("no schedule of the framework")
         return None if any(row.advances for row in trial.schedules) else "fewer than two updates"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from probe.core.config.schema import AlertSettings, Settings
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.rules.threshold import ThresholdArgs
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
@@ -55,10 +56,7 @@ class RunJudges:
     def pass_on(self, findings: Sequence[RunFinding]) -> None:
         """Pass findings to every receiver."""
         for receive in self.receivers if findings else ():
-            try:
-                receive(findings)
-            except Exception as error:  # noqa: BLE001 - the other receivers get them all the same
-                self._faults.note("findings of the run", error)
+            attempt(self._faults, "findings of the run", receive, findings)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of each rule, by its name and place."""

@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.naming import SIGNALS, signal_of
 from probe.core.records import Finding
 from probe.core.storage.files import opened
@@ -198,7 +198,7 @@ def entry_key(tag_name: str, step: int, order: int, op: str) -> str:
 def _of_file(path: Place, problems: Problems) -> Iterator[tuple[str, Entry]]:
     try:
         if path.stat().st_size > LARGEST:
-            raise ValueError(message("this is larger than {most} MiB", most=LARGEST >> 20))
+            raise invalid("this is larger than {most} MiB", most=LARGEST >> 20)
         with opened(path) as file:
             text = file.read().decode("utf-8")
         if not text:

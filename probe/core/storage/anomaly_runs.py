@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 
-from probe.core.language import message
+from probe.core.language import invalid
 from probe.core.messages import printable
 from probe.core.storage.anomaly_json import FOLDER, Entry, read
 from probe.core.storage.directories import RankDirectory, RecordedRun, find, runs
@@ -80,14 +80,12 @@ def chosen(runs: list[RecordedRun], name: str) -> RecordedRun:
         return fitting[-1]
     trouble = f"there are {len(fitting)} such runs" if fitting else "there is no such run"
     names = ", ".join(printable(run.name) for run in (fitting or runs)[-10:]) or "none that is named"
-    raise ValueError(
-        message(
-            "--run: expected how a directory of one run begins, or {all}; {trouble} as {name!r}, of {names}",
-            all=ALL,
-            trouble=trouble,
-            name=name,
-            names=names,
-        )
+    raise invalid(
+        "--run: expected how a directory of one run begins, or {all}; {trouble} as {name!r}, of {names}",
+        all=ALL,
+        trouble=trouble,
+        name=name,
+        names=names,
     )
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from probe.core.histogram import QUANTILES
 from probe.core.language import message
-from probe.core.messages import plural
+from probe.core.messages import in_number
 from probe.core.moments import OPS, moments_of, numels
 from probe.core.naming import RUN, signal_of
 from probe.core.records import Array, Batch, Coverage, Key
@@ -235,12 +235,9 @@ def _part(table: _Table, layouts: dict[tuple[str, tuple[str, ...]], _About], bef
 
 def _record_twice(signal: str, step: int, twice: int, directory: Place, problems: Problems) -> None:
     if twice:
-        text = plural(
-            twice,
-            "{signal}: step {step} has {number} row twice: the later one is taken",
-            "{signal}: step {step} has {number} rows twice: the later ones are taken",
-        )
-        problems.add(directory, message(text, signal=signal, step=step, number=twice), skipped=False)
+        one = "{signal}: step {step} has {number} row twice: the later one is taken"
+        several = "{signal}: step {step} has {number} rows twice: the later ones are taken"
+        problems.add(directory, in_number(twice, one, several, signal=signal, step=step), skipped=False)
 
 
 def _joined(parts: Sequence[_Part], problems: Problems) -> Batch:

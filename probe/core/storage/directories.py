@@ -12,7 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.language import joined, message
+from probe.core.language import invalid, joined, message
+from probe.core.messages import in_number, spans
 from probe.core.storage import sqlite_reader
 from probe.core.storage.layout import EXAMPLE
 from probe.core.storage.location import Place, contents, fetch_ahead
@@ -117,18 +118,16 @@ def find(
             if root.suffix.lower() in ARCHIVES:
                 text = message("this is an archive: unpack it, and give the directory")
             expected = "{root}: expected the directory in which ranks have written; {text}"
-            raise ValueError(message(expected, root=root, text=text))
+            raise invalid(expected, root=root, text=text)
         advice = message("give MONITOR_OUTPUT_DIR")
         if " " in root.name and "from" in root.name.lower():
             advice = message("give MONITOR_OUTPUT_DIR, and the query behind it")
         if not isinstance(root, Path):
             advice = message("nothing is listed there: check the bucket")
-        raise ValueError(
-            message(
-                "{root}: expected the directory in which ranks have written; there is none of this name: {advice}",
-                root=root,
-                advice=advice,
-            )
+        raise invalid(
+            "{root}: expected the directory in which ranks have written; there is none of this name: {advice}",
+            root=root,
+            advice=advice,
         )
     within = _interval(time_start, time_end)
     if is_packed(root):
@@ -308,24 +307,15 @@ def _with_directory(recorded: Iterable[RecordedRun], root: Place, name: str) -> 
     for run in recorded:
         if any(directory.path.name == name for directory in run.directories):
             return run
-    raise ValueError(
-        message("{root}: expected the directory of a rank; there is none of this name any more", root=root / name)
-    )
+    raise invalid("{root}: expected the directory of a rank; there is none of this name any more", root=root / name)
 
 
 def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problems) -> None:
     """Record runs that are left out, since a later one is read."""
     for run in others:
-        problems.add(
-            root / run.name,
-            message(
-                "of an earlier run (of {number} rank), left out; give each run a MONITOR_OUTPUT_DIR of its own"
-                if len(run.ranks) == 1
-                else "of an earlier run (of {number} ranks), left out; give each run a MONITOR_OUTPUT_DIR of its own",
-                number=len(run.ranks),
-            ),
-            skipped=False,
-        )
+        one = "of an earlier run (of {number} rank), left out; give each run a MONITOR_OUTPUT_DIR of its own"
+        several = "of an earlier run (of {number} ranks), left out; give each run a MONITOR_OUTPUT_DIR of its own"
+        problems.add(root / run.name, in_number(len(run.ranks), one, several), skipped=False)
 
 
 def ranks_with_rows(directories: Sequence[RankDirectory]) -> set[int]:
@@ -361,8 +351,7 @@ def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
 
 def listed(ranks: Sequence[int]) -> str:
     """Return ranks as text: ``0-3, 7``."""
-    spans = (list(span) for _, span in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]))
-    return ", ".join(f"{s[0][1]}-{s[-1][1]}" if len(s) > 1 else str(s[0][1]) for s in spans)
+    return ", ".join(spans(ranks))
 
 
 def _expected(directories: Iterable[RankDirectory]) -> set[int]:
@@ -414,12 +403,8 @@ def _interval(start: str | None, end: str | None) -> Callable[[str], bool]:
     first = _time("time_start", start) if start else None
     last = _time("time_end", end) if end else None
     if first and last and first > last and (first.month, last.month) != (12, 1):
-        raise ValueError(
-            message(
-                "time_end: expected one after time_start, {start}; got {end}: exchange them",
-                end=end,
-                start=start,
-            )
+        raise invalid(
+            "time_end: expected one after time_start, {start}; got {end}: exchange them", end=end, start=start
         )
     around = bool(first and last and first > last)
 
@@ -436,13 +421,11 @@ def _time(key: str, text: str) -> datetime:
     try:
         return parsed_stamp(text, 2000)  # a leap year: Feb29 is a day
     except ValueError:
-        raise ValueError(
-            message(
-                "{key}: expected a time such as {example_time}; got {text!r}; leave it out for no limit",
-                key=key,
-                example_time=EXAMPLE_TIME,
-                text=text,
-            )
+        raise invalid(
+            "{key}: expected a time such as {example_time}; got {text!r}; leave it out for no limit",
+            key=key,
+            example_time=EXAMPLE_TIME,
+            text=text,
         ) from None
 
 

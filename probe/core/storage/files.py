@@ -14,7 +14,7 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.messages import plural
 from probe.core.storage.location import Location, Place
 
@@ -60,12 +60,12 @@ def json_of(path: Place) -> Any:
     with opened(path) as file:
         data = file.read(MOST_JSON + 1)
     if len(data) > MOST_JSON:
-        raise ValueError(message("it is larger than {most} MiB", most=MOST_JSON >> 20))
+        raise invalid("it is larger than {most} MiB", most=MOST_JSON >> 20)
     with suppress(RecursionError):
         value = json.loads(data.decode("utf-8-sig"))
         if not _is_deep(value):
             return value
-    raise ValueError(message("it is nested more than {most} levels deep", most=DEEPEST))
+    raise invalid("it is nested more than {most} levels deep", most=DEEPEST)
 
 
 class FileView:
@@ -116,12 +116,10 @@ def check_lines(file: BufferedReader) -> None:
         if size - place <= FARTHEST or b"\n" in file.read(LONGEST_LINE):
             continue
         if b"\n" not in file.read(FARTHEST):
-            raise ValueError(
-                message(
-                    "expected lines of text; from byte {place} on there is no line break in {number} bytes",
-                    place=place,
-                    number=FARTHEST,
-                )
+            raise invalid(
+                "expected lines of text; from byte {place} on there is no line break in {number} bytes",
+                place=place,
+                number=FARTHEST,
             )
 
 
@@ -266,16 +264,14 @@ def check_target(out: Path, *endings: str) -> None:
     if endings and out.suffix[1:].isalpha() and out.suffix.lower() not in endings:
         names = " or ".join(endings)
         text = "{out}: expected a name that ends with {names}, got {ending}; no other format is written"
-        raise ValueError(message(text, out=out, names=names, ending=out.suffix))
+        raise invalid(text, out=out, names=names, ending=out.suffix)
     if not out.parent.is_dir():
         reason = message("there is no folder {folder}: make it first", folder=out.parent)
     elif out.exists() and not out.is_file():
         reason = message("this is a {kind}: choose another name", kind=message("folder" if out.is_dir() else "device"))
     else:
         return
-    raise ValueError(
-        message("{out}: expected the name of a file in a directory that exists; {reason}", out=out, reason=reason)
-    )
+    raise invalid("{out}: expected the name of a file in a directory that exists; {reason}", out=out, reason=reason)
 
 
 def append_line(path: Path, line: str) -> None:

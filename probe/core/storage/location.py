@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
-from probe.core.language import message
+from probe.core.language import invalid
 from probe.core.storage.fetched_parts import ListedObject
 from probe.core.storage.object_store import LocationError, ObjectStore, PartSizes, new_store, store_of, stores
 
@@ -286,9 +286,7 @@ def on_disk(place: Place) -> Path:
         ValueError: if it is a location, to which nothing is written.
     """
     if isinstance(place, Location):
-        raise ValueError(
-            message("{place}: expected a path of this machine; nothing is written to object storage", place=place)
-        )
+        raise invalid("{place}: expected a path of this machine; nothing is written to object storage", place=place)
     return place
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.language import message
+from probe.core.language import invalid
 from probe.core.storage.metric_rows import MetricRows, MetricTarget
 from probe.core.storage.metrics_schema import (
     FIXED,
@@ -186,14 +186,12 @@ class MetricsDatabase:
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as error:
-            raise ValueError(
-                message("{path}: expected a metrics database or no file, got something else", path=self.path)
+            raise invalid(
+                "{path}: expected a metrics database or no file, got something else", path=self.path
             ) from error
         if names and "imported_files" not in names:
-            raise ValueError(
-                message(
-                    "{path}: expected a database that probe has written, got one without imported_files", path=self.path
-                )
+            raise invalid(
+                "{path}: expected a database that probe has written, got one without imported_files", path=self.path
             )
 
     def _agree(self, name: str, value: int | None, default: int = 0) -> int:
@@ -204,14 +202,12 @@ class MetricsDatabase:
         query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
         (stored,) = self.connection.execute(query, (name,)).fetchone()
         if value is not None and stored != value:
-            raise ValueError(
-                message(
-                    "{path}: expected {name} {value}, got one made with {stored}: write to another folder",
-                    path=self.path,
-                    name=name,
-                    value=value,
-                    stored=stored,
-                )
+            raise invalid(
+                "{path}: expected {name} {value}, got one made with {stored}: write to another folder",
+                path=self.path,
+                name=name,
+                value=value,
+                stored=stored,
             )
         return int(stored)
 

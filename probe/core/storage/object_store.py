@@ -21,7 +21,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from probe.core.errors import missing
-from probe.core.language import message
+from probe.core.language import invalid
 from probe.core.storage.fetched_parts import FetchedParts, ListedObject
 
 EXTRAS = {
@@ -304,21 +304,17 @@ def new_store(url: str) -> ObjectStore:
     scheme, _, rest = url.partition("://")
     bucket = rest.partition("/")[0]
     if "@" in bucket and (":" in bucket or not scheme.startswith("ab")):
-        raise ValueError(
-            message(
-                "{scheme}://...@{value}: expected a URL without credentials; there is something before the "
-                "@: set the variables or files of the storage's own tools, such as AWS_PROFILE",
-                scheme=scheme,
-                value=bucket.rpartition("@")[2],
-            )
+        raise invalid(
+            "{scheme}://...@{value}: expected a URL without credentials; there is something before the "
+            "@: set the variables or files of the storage's own tools, such as AWS_PROFILE",
+            scheme=scheme,
+            value=bucket.rpartition("@")[2],
         )
     if scheme not in EXTRAS:
         begins = ", ".join(f"{s}://" for s in EXTRAS)
         raise ValueError(f"{url}: expected a path, or a URL that begins with {begins}; load it down")
     if not bucket:
-        raise ValueError(
-            message("{url}: expected a bucket and a folder, such as {scheme}://bucket/run", url=url, scheme=scheme)
-        )
+        raise invalid("{url}: expected a bucket and a folder, such as {scheme}://bucket/run", url=url, scheme=scheme)
     return _made(f"{scheme}://{rest.rstrip('/')}", uuid.uuid4().hex, True, SIZES)
 
 

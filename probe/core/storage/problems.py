@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from probe.core.language import joined, message
-from probe.core.messages import printable
+from probe.core.messages import in_number, printable
 from probe.core.storage.location import Place
 
 MOST = 1000
@@ -24,12 +24,11 @@ def left_out(after: int) -> str:
 
 def cannot_be_read(more: int) -> str:
     """Return the message about further lines of a file, which are not listed one by one."""
-    return message(
-        "{number} more line cannot be read and is left out"
-        if more == 1
-        else "{number} more lines cannot be read and are left out",
-        number=more,
+    one, several = (
+        "{number} more line cannot be read and is left out",
+        "{number} more lines cannot be read and are left out",
     )
+    return in_number(more, one, several)
 
 
 class Problem(NamedTuple):
@@ -56,8 +55,13 @@ class Problems:
     """True if any data were left out."""
     _known: set[Problem] = field(default_factory=set, repr=False, compare=False)
 
-    def add(self, path: Place, what: str, line: int | None = None, skipped: bool = True) -> None:
-        """Record a problem; equal ones count once."""
+    def add(self, path: Place, what: str, line: int | None = None, /, skipped: bool = True, **values: object) -> None:
+        """Record a problem; equal ones count once.
+
+        Args:
+            values: those of ``what`` if it is a template.
+        """
+        what = message(what, **values) if values else what
         problem = Problem(path, line, what, skipped)
         self.skipped |= skipped
         if problem in self._known:

@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.storage import manifest
 from probe.core.storage.files import json_of, replacing
 from probe.core.storage.location import MARK, Location, Place
@@ -47,7 +47,7 @@ def output_root(environ: Mapping[str, str], configured: str | None = None) -> Pa
     if MARK in folder:
         key = "output_dir" if configured else "MONITOR_OUTPUT_DIR"
         text = "{key}: expected the path of a folder, got {scheme}...; write to a folder, and copy it there afterwards"
-        raise ValueError(message(text, key=key, scheme=folder.partition(MARK)[0] + MARK))
+        raise invalid(text, key=key, scheme=folder.partition(MARK)[0] + MARK)
     return Path(folder).expanduser()
 
 

@@ -10,7 +10,7 @@ from io import BufferedReader
 from itertools import islice
 from typing import Any, NamedTuple
 
-from probe.core.language import joined, message
+from probe.core.language import MessageError, invalid, joined, message
 from probe.core.messages import counted
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.files import LONGEST_LINE, check_lines, opened
@@ -172,7 +172,7 @@ def table_file(path: Place, problems: Problems) -> TableFile | None:
     return TableFile(path, name.signal, name.first, name.last, name.part, name.format, columns, torn)
 
 
-class _HeaderError(ValueError):
+class _HeaderError(MessageError, ValueError):
     """The first line is not a header of the monitor."""
 
 
@@ -181,10 +181,10 @@ def _look_at_csv(path: Place, problems: Problems) -> tuple[tuple[str, ...], int]
     with opened(path) as file:
         start = file.read(LONGEST_LINE)
         if not start:
-            raise ValueError(message("expected a table; the file is empty"))
+            raise invalid("expected a table; the file is empty")
         line, ended, _ = start.partition(b"\n")
         if not ended:
-            raise _HeaderError(message("expected a header; its line is not finished"))
+            raise _HeaderError("expected a header; its line is not finished")
         columns = _columns(line.decode("utf-8-sig", "replace").rstrip("\r"))
         _check_whole(columns, start.decode("utf-8", "replace"))
         check_lines(file)
@@ -202,34 +202,28 @@ def _columns(header: str) -> tuple[str, ...]:
     """Check the header, so that a defect that would end a query of many files leaves out this file alone."""
     if "\r" in header:  # the parser takes CR for the end of a line
         raise _HeaderError(
-            message(
-                "expected a header in a line that ends with LF; there is a CR within {header!r}", header=header[:60]
-            )
+            "expected a header in a line that ends with LF; there is a CR within {header!r}", header=header[:60]
         )
     row = next(rows([header]), None)
     if row is not None and row.wrong:
-        raise _HeaderError(message("expected a header; {error} in {header!r}", error=row.wrong, header=header[:60]))
+        raise _HeaderError("expected a header; {error} in {header!r}", error=row.wrong, header=header[:60])
     columns, came = tuple(row.cells) if row else (), header[:60]
     if len(columns) > MOST_COLUMNS:
         raise _HeaderError(
-            message("expected at most {most} columns; there are {number}", most=MOST_COLUMNS, number=len(columns))
+            "expected at most {most} columns; there are {number}", most=MOST_COLUMNS, number=len(columns)
         )
     if columns[: len(NEEDED)] != NEEDED:
         raise _HeaderError(
-            message(
-                "expected a header that begins with {names}, as the run has written it; there is {came!r}",
-                names=",".join(NEEDED),
-                came=came,
-            )
+            "expected a header that begins with {names}, as the run has written it; there is {came!r}",
+            names=",".join(NEEDED),
+            came=came,
         )
     lower = [column.lower() for column in columns]  # SQL takes Norm and norm for the same
     if len(set(lower)) < len(lower):
-        raise _HeaderError(message("expected a header that has every column once; there is {came!r}", came=came))
+        raise _HeaderError("expected a header that has every column once; there is {came!r}", came=came)
     if reserved := sorted(TAKEN & set(lower)):
         raise _HeaderError(
-            message(
-                "expected ops as columns; there is {names} in {came!r}", names=", ".join(map(repr, reserved)), came=came
-            )
+            "expected ops as columns; there is {names} in {came!r}", names=", ".join(map(repr, reserved)), came=came
         )
     return columns
 
@@ -239,9 +233,7 @@ def _check_whole(columns: Sequence[str], start: str) -> None:
     row = next(islice(rows(io.StringIO(start, newline="\n")), 1, None), None)
     for column, cell in zip(columns, row.cells if row else (), strict=False):
         if column in INTEGERS and _is_fraction(cell):
-            raise ValueError(
-                message("expected whole numbers in column {column}, got {cell!r}", column=column, cell=cell)
-            )
+            raise invalid("expected whole numbers in column {column}, got {cell!r}", column=column, cell=cell)
 
 
 def _is_fraction(cell: str) -> bool:
@@ -272,9 +264,7 @@ def _look_at_parquet(path: Place) -> tuple[str, ...]:
         file.seek(max(0, size - len(_PARQUET_MARK)))
         tail = file.read()
     if head != _PARQUET_MARK or tail != _PARQUET_MARK:
-        raise ValueError(
-            message("expected a Parquet file; it does not begin and end with {mark}", mark=_PARQUET_MARK.decode())
-        )
+        raise invalid("expected a Parquet file; it does not begin and end with {mark}", mark=_PARQUET_MARK.decode())
     return ()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.naming import row_name
 from probe.core.records import Key
 from probe.core.storage.csv_rows import rows
@@ -170,7 +170,7 @@ def _read(file: Path, section: str, problems: Problems) -> tuple[list[str], list
     header, *others = rows(text.splitlines(keepends=True) or ["\n"])
     columns = header.cells
     if missing := [name for name in (STAGE, STEP, MODULE_NAME, SCOPE) if name not in columns]:
-        raise ValueError(message("expected a header with {names}", names=", ".join(missing)))
+        raise invalid("expected a header with {names}", names=", ".join(missing))
     ops = [name for name in columns if name not in (STAGE, STEP, MODULE_NAME, SCOPE, MICRO_STEP)]
     parsed = []
     for row in others:
@@ -186,9 +186,7 @@ def _read(file: Path, section: str, problems: Problems) -> tuple[list[str], list
 def _row(section: str, ops: Sequence[str], cells: Mapping[str, str]) -> _Row:
     scope, micro = cells[SCOPE], cells.get(MICRO_STEP)
     if (section, scope) not in SIGNALS and section != OPTIMIZER:
-        raise ValueError(
-            message("expected a {section} with a known scope, got {scope!r}", section=section, scope=scope)
-        )
+        raise invalid("expected a {section} with a known scope, got {scope!r}", section=section, scope=scope)
     stage, colon, name = cells[MODULE_NAME].partition(":")
     stage, name = (stage, name) if colon and stage.isdigit() else (cells[STAGE] or "0", cells[MODULE_NAME])
     return _Row(

@@ -13,7 +13,7 @@ from probe.core.backend.protocols import Remove
 from probe.core.control.agreement import LeadTime, ScheduledChange
 from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
-from probe.core.language import message
+from probe.core.language import MessageError
 from probe.core.monitor.trainer_mon import watcher_of
 from probe.launch.attach.request import AttachRequest, ProcessPlace
 from probe.launch.environment import DEFAULTS
@@ -43,7 +43,7 @@ class FindingModule(Protocol):
         """Call ``ended`` after each step of every optimizer."""
 
 
-class RefusalError(Exception):
+class RefusalError(MessageError):
     """Reason why nothing is attached, with what to do."""
 
 
@@ -68,12 +68,8 @@ def join(place: str) -> None:
 def _finding() -> FindingModule:
     if "torch" not in sys.modules:
         if "mindspore" in sys.modules:
-            raise RefusalError(
-                message("it trains with MindSpore, which cannot be attached to: start it by `probe run`")
-            )
-        raise RefusalError(
-            message("it has not imported torch: a process that trains is expected, once training has begun")
-        )
+            raise RefusalError("it trains with MindSpore, which cannot be attached to: start it by `probe run`")
+        raise RefusalError("it has not imported torch: a process that trains is expected, once training has begun")
     module: Any = import_module(FINDERS["torch"])
     return module  # type: ignore[no-any-return]
 
@@ -124,7 +120,7 @@ class Joining:
     def _configuration(self) -> Path | Mapping[str, object]:
         self._watch.source = self._later_configuration
         if not self._place.decide():
-            raise RefusalError(message("the request to attach has been withdrawn"))
+            raise RefusalError("the request to attach has been withdrawn")
         return self._later_configuration()
 
     def _later_configuration(self) -> Path | Mapping[str, object]:
@@ -166,9 +162,7 @@ def _trained(finding: FindingModule) -> list[Any]:
     finder = finding.FINDER
     optimizers = finding.optimizers()
     if not optimizers:
-        raise RefusalError(
-            message("it has no optimizer yet: attach again once training has begun, or start it by `probe run`")
-        )
+        raise RefusalError("it has no optimizer yet: attach again once training has begun, or start it by `probe run`")
     search = ModelSearch(finder, None)
     models = {id(optimizer): search.of(optimizer) for optimizer in optimizers}
     trained = [optimizer for optimizer in distinct(optimizers, finder.owned) if models[id(optimizer)]]
@@ -253,10 +247,8 @@ class AgreedStart:
     def _is_reached(self, at: int, step: int) -> bool:
         if not step:
             raise RefusalError(
-                message("its optimizers count no steps, so that step {at} is unknown: attach without --at-step", at=at)
+                "its optimizers count no steps, so that step {at} is unknown: attach without --at-step", at=at
             )
         if step > at:
-            raise RefusalError(
-                message("expected a later step than {at}: step {step} is about to begin", at=at, step=step)
-            )
+            raise RefusalError("expected a later step than {at}: step {step} is about to begin", at=at, step=step)
         return step == at

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from probe.core.language import joined, message
+from probe.core.language import MessageError, joined, message
 from probe.launch.environment import flags
 
 LEAST = (3, 14)
@@ -35,7 +35,7 @@ except Exception as error:
     sys.exit(1)"""
 
 
-class UnattachableError(Exception):
+class UnattachableError(MessageError):
     """Reason why a process cannot be attached to, with what to do."""
 
 
@@ -60,22 +60,18 @@ class Interpreter:
         if self.version < LEAST:
             version, least = (".".join(map(str, numbers)) for numbers in (self.version, LEAST))
             raise UnattachableError(
-                message(
-                    "expected Python {least} or later; it runs Python {version}: {advice}",
-                    least=least,
-                    version=version,
-                    advice=SAME,
-                )
+                "expected Python {least} or later; it runs Python {version}: {advice}",
+                least=least,
+                version=version,
+                advice=SAME,
             )
         if not self.debugs:
-            raise UnattachableError(message("its Python was built without remote debugging: {advice}", advice=SAME))
+            raise UnattachableError("its Python was built without remote debugging: {advice}", advice=SAME)
         if reason := self._forbidden():
             raise UnattachableError(
-                message(
-                    "remote debugging is switched off in it, by {reason}: start it without, or {advice}",
-                    reason=reason,
-                    advice=SAME,
-                )
+                "remote debugging is switched off in it, by {reason}: start it without, or {advice}",
+                reason=reason,
+                advice=SAME,
             )
 
     def run(self, script: Path) -> None:
@@ -102,24 +98,18 @@ class Interpreter:
             arguments, environment = (_strings(pid, name) for name in ("cmdline", "environ"))
         except OSError as error:
             raise UnattachableError(
-                message("it cannot be looked at: {error}; attach as root, or as its user", error=error.strerror)
+                "it cannot be looked at: {error}; attach as root, or as its user", error=error.strerror
             ) from None
         if not _PYTHON.fullmatch(Path(path).name.removesuffix(" (deleted)")):
             name = Path(path).name or "none"
             raise UnattachableError(
-                message(
-                    "expected a process that runs Python; its program is {name}{children}",
-                    name=name,
-                    children=_children_of(pid) or joined("", [": ", LISTED]),
-                )
+                "expected a process that runs Python; its program is {name}{children}",
+                name=name,
+                children=_children_of(pid) or joined("", [": ", LISTED]),
             )
         if not Path(path).exists():
             raise UnattachableError(
-                message(
-                    "its interpreter has been replaced since it began: expected {path}; {advice}",
-                    path=path,
-                    advice=SAME,
-                )
+                "its interpreter has been replaced since it began: expected {path}; {advice}", path=path, advice=SAME
             )
         pairs = (variable.partition("=") for variable in environment)
         interpreter = cls(pid, path, (), False, arguments, {name: value for name, _, value in pairs})
@@ -128,12 +118,7 @@ class Interpreter:
         if done.returncode or words[2:3] != ["cpython"]:
             kind = words[2] if len(words) > 2 else message("another")
             raise UnattachableError(
-                message(
-                    "expected CPython; its interpreter, {path}, is {shown}: {advice}",
-                    path=path,
-                    shown=kind,
-                    advice=SAME,
-                )
+                "expected CPython; its interpreter, {path}, is {shown}: {advice}", path=path, shown=kind, advice=SAME
             )
         return cls(pid, path, tuple(map(int, words[:2])), words[3] == "True", arguments, interpreter.environment)
 
@@ -151,7 +136,7 @@ class Interpreter:
             return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603 - the interpreter of the process
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UnattachableError(
-                message("its interpreter, {path}, cannot be run: {error}", path=self.path, error=error)
+                "its interpreter, {path}, cannot be run: {error}", path=self.path, error=error
             ) from None
 
 
@@ -186,23 +171,21 @@ def _program(pid: int) -> str:
 
 def _check_owner(pid: int) -> None:
     if not (_PROC / "self" / "status").exists():
-        raise UnattachableError(message("expected Linux, whose /proc shows processes: {advice}", advice=SAME))
+        raise UnattachableError("expected Linux, whose /proc shows processes: {advice}", advice=SAME)
     fields = _status(pid)
     if not fields or not is_running(pid):
-        raise UnattachableError(message("there is no such process: {advice}", advice=LISTED))
+        raise UnattachableError("there is no such process: {advice}", advice=LISTED)
     if fields["Tgid"] != str(pid):
-        raise UnattachableError(
-            message("it is a thread of the process {process}: attach to that", process=fields["Tgid"])
-        )
+        raise UnattachableError("it is a thread of the process {process}: attach to that", process=fields["Tgid"])
     user = int(fields["Uid"].split()[1])
     if user != os.geteuid():
-        raise UnattachableError(message("it belongs to the user {user}: attach as that user", user=_name(user)))
+        raise UnattachableError("it belongs to the user {user}: attach as that user", user=_name(user))
     try:
         same = (_PROC / str(pid) / "ns" / "mnt").readlink() == (_PROC / "self" / "ns" / "mnt").readlink()
     except OSError:
         same = True
     if not same:
-        raise UnattachableError(message("it runs in another container: attach from inside that"))
+        raise UnattachableError("it runs in another container: attach from inside that")
 
 
 def _status(pid: int) -> dict[str, str]:

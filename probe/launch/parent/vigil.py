@@ -116,7 +116,7 @@ class Vigil:
                 "the stacks of all are written"
             )
             names = ", ".join(map(str, numbers))
-            complain(message(text, ranks=names, step=step, seconds=max(seconds), pid=pids[0]), "info")
+            complain(text, "info", ranks=names, step=step, seconds=max(seconds), pid=pids[0])
         self._stands = bool(still)
 
     def _judged(self) -> Iterable[tuple[ProgressReader, OwnBudget]]:
@@ -153,7 +153,7 @@ class Vigil:
         """Write to standard error that the report takes too long, unless it is made."""
         if not self._ready:
             command = " ".join(["probe anomalies", *filter(None, [self._files and quote(self._files)])])
-            complain(message("the report is not ready in time: `{command}` prints it", command=command), "warning")
+            complain("the report is not ready in time: `{command}` prints it", "warning", command=command)
 
     def _lines(self, status: int, is_reporting: bool) -> list[tuple[str, str]]:
         ending = message("exit code {status}", status=status) if status > 0 else signal.Signals(-status or 1).name

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from probe.core.errors import needed
-from probe.core.language import message
 from probe.services.web.listening import ServerError, bound, is_loopback
 
 if TYPE_CHECKING:
@@ -91,21 +90,19 @@ def check(options: ExporterOptions) -> None:
     for name, seconds in (("--interval", options.interval), ("--deadline", options.deadline)):
         if not 0 < seconds < math.inf:
             raise ServerError(
-                message("{name}: expected a positive number of seconds, got {seconds:g}", name=name, seconds=seconds)
+                "{name}: expected a positive number of seconds, got {seconds:g}", name=name, seconds=seconds
             )
     for folder in options.progress:
         if folder.exists() and not folder.is_dir():
             raise ServerError(
-                message(
-                    "--progress {folder}: expected a directory; this is a file: name the folder that it is in",
-                    folder=folder,
-                )
+                "--progress {folder}: expected a directory; this is a file: name the folder that it is in",
+                folder=folder,
             )
         if not folder.exists():
             _log.warning("--progress %s: not there yet; it is looked for at each scrape", folder)
     for file in options.json_files:
         if file.is_dir():
-            raise ServerError(message("--json-file {file}: expected a file, got a directory", file=file))
+            raise ServerError("--json-file {file}: expected a file, got a directory", file=file)
         if not file.exists():
             _log.warning("--json-file %s: not there yet; it is looked for at each scrape", file)
     if options.device_command:
@@ -114,18 +111,14 @@ def check(options: ExporterOptions) -> None:
 
 def _check_command(options: ExporterOptions) -> None:
     if not options.gpu:
-        raise ServerError(message("--device-command: expected no --no-gpu beside it"))
+        raise ServerError("--device-command: expected no --no-gpu beside it")
     try:
         program = [*shlex.split(options.device_command), ""][0]
     except ValueError as error:
-        raise ServerError(
-            message("--device-command: expected a program with its arguments: {error}", error=error)
-        ) from None
+        raise ServerError("--device-command: expected a program with its arguments: {error}", error=error) from None
     if shutil.which(program) is None:
         raise ServerError(
-            message(
-                "--device-command: expected a program that can be run, got {program!r}; give its path", program=program
-            )
+            "--device-command: expected a program that can be run, got {program!r}; give its path", program=program
         )
 
 

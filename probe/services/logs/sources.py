@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from probe.core.errors import advice_of
-from probe.core.language import message
+from probe.core.language import MessageError, message
 from probe.core.storage.manifest import FILE as MANIFEST
 from probe.core.storage.run_directory import parsed_name
 from probe.services.logs.lines import BLOCK
@@ -30,7 +30,7 @@ RANKS = (
 )
 
 
-class SourceError(Exception):
+class SourceError(MessageError):
     """A file that cannot be read, with the reason."""
 
 
@@ -59,16 +59,14 @@ def files_of(place: str, left_out: tuple[int, int] | None = None) -> tuple[list[
         kind = Path(place).stat()
     except (OSError, ValueError) as error:
         raise SourceError(
-            message("{place}: expected a file, a directory or -; {error}", place=place, error=_reason(place, error))
+            "{place}: expected a file, a directory or -; {error}", place=place, error=_reason(place, error)
         ) from None
     if not stat.S_ISDIR(kind.st_mode):
         if stat.S_ISREG(kind.st_mode) and not _is_text(place):
             raise SourceError(
-                message(
-                    "{place}: expected lines of text, got a binary file (a NUL among its first bytes); give the log of "
-                    "the training",
-                    place=place,
-                )
+                "{place}: expected lines of text, got a binary file (a NUL among its first bytes); give the log of "
+                "the training",
+                place=place,
             )
         return [place], []
     taken: list[str] = []
@@ -110,7 +108,7 @@ def blocks(place: str) -> Iterator[bytes]:
             else:
                 yield from _read(file.fileno())
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise SourceError(message("{place}: cannot be read: {error}", place=place, error=advice_of(error))) from None
+        raise SourceError("{place}: cannot be read: {error}", place=place, error=advice_of(error)) from None
 
 
 def size_of(place: str) -> int:

@@ -85,12 +85,11 @@ def _devices(samples: Sequence[Sample]) -> list[DeviceReading]:
     numbers_of: dict[tuple[str, str, str], dict[str, float]] = {}
     for sample in samples:
         kind, _, number = sample.metric.partition("_")
-        if kind in KINDS and number in DeviceReading._fields and len(sample.labels) >= 2:
+        if kind in KINDS and len(sample.labels) >= 2:
             identity, name = sample.labels[:2]
-            numbers_of.setdefault((kind, identity, name), {})[number] = sample.value
-        elif kind in KINDS and len(sample.labels) >= 2:
-            identity, name = sample.labels[:2]
-            numbers_of.setdefault((kind, identity, name), {})
+            numbers = numbers_of.setdefault((kind, identity, name), {})
+            if number in DeviceReading._fields:
+                numbers[number] = sample.value
     several = len({kind for kind, _, _ in numbers_of}) > 1
     return [
         DeviceReading(f"{kind}{identity}" if several else identity, name, **numbers)

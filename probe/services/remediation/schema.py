@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any
 
 import annotated_types as ranges
-from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from probe.core.fields import (
@@ -18,6 +18,7 @@ from probe.core.fields import (
     Section,
     Text,
     Variants,
+    args_of,
     host_and_port,
     not_empty,
     section_within,
@@ -127,10 +128,6 @@ class LimitSettings(Section):
     Alertmanager repeats it."""
 
 
-def _args_of_action(value: object, info: ValidationInfo) -> Any:
-    return section_within(ACTION_ARGS.get(info.data.get("do", "")), value)
-
-
 ACTION_ARGS: dict[str, type[Section]] = {name: action.Args for name, action in ACTIONS.items()}
 """Kinds of action, and the models of their arguments."""
 
@@ -144,7 +141,7 @@ class ActionSettings(Section):
     """Labels that the alert has to have, with their values."""
     do: Annotated[Text, Names(tuple(ACTIONS))]
     """Kind of action."""
-    args: Annotated[Any, PlainValidator(_args_of_action), Variants(ACTION_ARGS)] = Field({}, validate_default=True)
+    args: Annotated[Any, args_of("do", ACTION_ARGS), Variants(ACTION_ARGS)] = Field({}, validate_default=True)
     """Arguments of the action."""
     dry_run: Flag | None = None
     """true: rehearse the action only. false: do it. Missing: as dry_run of the whole configuration has it."""

@@ -68,9 +68,9 @@ class ActionRow(NamedTuple):
     dry_run: bool
     state: ActionState
     message: str
-    started: float | None
-    ended: float | None
-    process: str
+    started: float | None = None
+    ended: float | None = None
+    process: str = ""
     """Identity of the last program that it started."""
 
     @property
@@ -84,21 +84,6 @@ class ActionRow(NamedTuple):
     def seconds(self) -> float | None:
         """Time that it took."""
         return None if self.started is None or self.ended is None else max(0.0, self.ended - self.started)
-
-
-class NewRow(NamedTuple):
-    """Entry to be inserted."""
-
-    time: float
-    alert: str
-    labels: Mapping[str, str]
-    fingerprint: str
-    starts: float
-    action: str
-    target: str
-    dry_run: bool
-    state: ActionState
-    message: str
 
 
 class Admission:
@@ -129,8 +114,8 @@ class Admission:
         (number,) = self._cursor.execute(f"SELECT count(*) FROM actions WHERE {condition}", values).fetchone()  # noqa: S608
         return int(number)
 
-    def insert(self, row: NewRow) -> ActionRow:
-        """Insert an entry and return it."""
+    def insert(self, row: ActionRow) -> ActionRow:
+        """Insert a new entry and return it with its id."""
         labels = {name[:MOST_LABEL]: value[:MOST_LABEL] for name, value in row.labels.items()}
         ended = None if row.state == "planned" else row.time
         self._cursor.execute(
@@ -142,7 +127,7 @@ class Admission:
             ),
         )
         assert self._cursor.lastrowid is not None
-        return ActionRow(self._cursor.lastrowid, *row, None, ended, "")
+        return row._replace(id=self._cursor.lastrowid, ended=ended)
 
     def prune(self, most: int, now: float) -> None:
         """Remove the entries beyond ``most``: those without an action first, then refused ones, then the oldest. What

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import annotated_types as ranges
-from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, Field
 
 from probe.core.alerting.redaction import redact
 from probe.core.control.command_requests import (
@@ -20,7 +20,7 @@ from probe.core.control.command_requests import (
     request,
 )
 from probe.core.errors import missing
-from probe.core.fields import Names, Number, Section, Text, Variants, not_empty, section_within
+from probe.core.fields import Names, Number, Section, Text, Variants, args_of, not_empty
 from probe.core.messages import plural, printable
 from probe.core.storage.layout import ranks_text
 from probe.services.remediation.label_fields import Label, label_of, one_of
@@ -49,16 +49,12 @@ MOST_TEXT = 200
 """Most characters of a rank's text that are kept."""
 
 
-def _args_of_command(value: object, info: ValidationInfo) -> Any:
-    return section_within(COMMANDS.get(info.data.get("command", "")), value)
-
-
 class CommandSettings(Section):
     """Command to a training."""
 
     command: Annotated[Text, Names(tuple(COMMANDS))]
     """Name of the command."""
-    args: Annotated[Any, PlainValidator(_args_of_command), Variants(COMMANDS)] = Field({}, validate_default=True)
+    args: Annotated[Any, args_of("command", COMMANDS), Variants(COMMANDS)] = Field({}, validate_default=True)
     """Arguments of the command."""
 
     @property

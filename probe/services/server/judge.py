@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 from probe.core.alerting.channels import AlertSender
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.language import joined, message
-from probe.core.messages import plural
+from probe.core.messages import plural, spans
 from probe.core.naming import OUTSIDE_SECONDS, PHASE, RANK, STEP_SECONDS
 from probe.core.records import SEVERITIES, Alert, Severity
 from probe.core.run_state.heartbeat_messages import EVENTS, HeartbeatMessage
@@ -163,10 +164,7 @@ class RunJudge:
         self._end(key, text)
 
     def _end(self, key: str, text: str) -> None:
-        try:
-            self._alerts.resolve(key, text)
-        except Exception as error:  # noqa: BLE001 - the server goes on
-            self._faults.note("server: alerts", error)
+        attempt(self._faults, "server: alerts", self._alerts.resolve, key, text)
 
     def judge(self, rank: RankSummary, messages: Iterable[HeartbeatMessage], late: bool = False) -> None:
         """Judge messages that were stored now: findings and exceptions of a run, and its numbers by the rules, unless
@@ -226,10 +224,7 @@ class RunJudge:
         self._send(job.job, alert)
 
     def _send(self, job: str, alert: Alert) -> None:
-        try:
-            self._alerts.send(alert)
-        except Exception as error:  # noqa: BLE001 - the server goes on
-            self._faults.note(f"server: alerts of {job}", error)
+        attempt(self._faults, f"server: alerts of {job}", self._alerts.send, alert)
 
 
 def _event_alert(job: JobView, rank: RankSummary, event: HeartbeatMessage) -> Alert:
@@ -253,12 +248,6 @@ def _labels(job: JobView) -> Mapping[str, str]:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return ``0-3, 7`` for 0, 1, 2, 3 and 7."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    texts = spans(numbers)
     more = len(texts) - MOST_NAMED
     return ", ".join(texts[:MOST_NAMED]) + (f" and {more} more {plural(more, 'range')}" if more > 0 else "")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from probe.core.alerting.channels import AlertSender
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.run_state.heartbeat_messages import MalformedBatchError, Origin, dated, parsed
 from probe.core.run_state.rules import RunRule
@@ -70,10 +71,7 @@ class HeartbeatService:
         self._loop = asyncio.get_running_loop()
         self._began.set()
         while True:
-            try:
-                self.judge.tick(time.monotonic())
-            except Exception as error:  # noqa: BLE001 - the next look may succeed
-                self._faults.note("server: promises", error)
+            attempt(self._faults, "server: promises", self.judge.tick, time.monotonic())
             await asyncio.sleep(TICK_SECONDS)
 
     async def receive(self, data: bytes, path: str) -> Reply:

@@ -13,7 +13,6 @@ from probe.core.alerting.channels import AlertSender
 from probe.core.errors import needed
 from probe.core.faults import Faults
 from probe.core.http_client import DeadlineClient, Unanswered, checked_address
-from probe.core.language import message
 from probe.core.records import Alert
 from probe.core.run_state.judges import rule_makers
 from probe.core.run_state.rules import RunRule
@@ -78,13 +77,11 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
         listening = stack.enter_context(bound(options.host, options.port))
         if options.token is None and not is_loopback(options.host):
             raise ServerError(
-                message(
-                    "--listen {host}:{port}: expected a token, since other machines can connect; write one to a file "
-                    "for --token-file, or into the variable {token_variable}: openssl rand -hex 32",
-                    host=options.host,
-                    port=options.port,
-                    token_variable=TOKEN_VARIABLE,
-                )
+                "--listen {host}:{port}: expected a token, since other machines can connect; write one to a file "
+                "for --token-file, or into the variable {token_variable}: openssl rand -hex 32",
+                host=options.host,
+                port=options.port,
+                token_variable=TOKEN_VARIABLE,
             )
         alerts = alert_sender(options.settings, options.database.parent, faults)
         stack.callback(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
 from probe.core.language import Message, joined, message
-from probe.core.messages import plural
+from probe.core.messages import in_number
 from probe.core.records import Alert, Severity
 from probe.core.run_state.budget import Budget, RankBudget
 from probe.core.run_state.progress_file import RUNNING, SUFFIX, ProgressReader, ProgressRow
@@ -321,12 +321,9 @@ class NodeWatcher:
             return
         if ranks:
             steps = ", ".join(sorted({str(rank.row.step) for rank in ranks.values()}))
-            goes_on = plural(
-                len(ranks),
-                "training goes on: {number} rank of {host} at step {steps}",
-                "training goes on: {number} ranks of {host} at step {steps}",
-            )
-            self._resolve(message(goes_on, number=len(ranks), host=self.host, steps=steps))
+            one = "training goes on: {number} rank of {host} at step {steps}"
+            several = "training goes on: {number} ranks of {host} at step {steps}"
+            self._resolve(in_number(len(ranks), one, several, host=self.host, steps=steps))
         else:
             self._resolve(message("the ranks of {host} have ended", host=self.host))
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import probe
 from probe.core.language import Message, joined, message
-from probe.core.messages import plural
+from probe.core.messages import in_number
 from probe.services.watcher.stacks import RankStacks, StackFrame
 
 _OURS = str(Path(probe.__file__).parent)
@@ -103,8 +103,7 @@ def judge(views: Sequence[RankView]) -> StandstillVerdict:
         sentences.append(message("{group} {where}{when}", group=group, where=where, when=_when(first)))
     sentences += [_sentence(view, bool(first)) for view in odd[:4]]
     if len(odd) > 4:
-        more = plural(len(odd) - 4, "{number} more rank as these", "{number} more ranks as these")
-        sentences.append(message(more, number=len(odd) - 4))
+        sentences.append(in_number(len(odd) - 4, "{number} more rank as these", "{number} more ranks as these"))
     return StandstillVerdict(joined("; ", sentences), tuple(view.rank for view in odd))
 
 

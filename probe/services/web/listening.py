@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from probe.core.fields import host_and_port
-from probe.core.language import Message, joined, message
+from probe.core.language import Message, MessageError, joined, message
 
 _HIGHEST = 65_535
 """The highest port."""
@@ -18,7 +18,7 @@ BACKLOG = 2_048
 """Most connections that wait to be accepted."""
 
 
-class ServerError(Exception):
+class ServerError(MessageError):
     """Error of a server that cannot start, for the person who starts it."""
 
 
@@ -37,9 +37,7 @@ def parsed_address(text: str, port: int = 0) -> tuple[str, int]:
     host, number = (usual, int(text.removeprefix(":"))) if bare else (text.strip("[]") or usual, port)
     is_host = ":" not in host or _is_version_6(host)
     if number > _HIGHEST or not (bare or is_host) or not text:
-        raise ServerError(
-            message("--listen {text}: expected HOST:PORT, such as 127.0.0.1:8090 or 0.0.0.0:8090", text=text)
-        )
+        raise ServerError("--listen {text}: expected HOST:PORT, such as 127.0.0.1:8090 or 0.0.0.0:8090", text=text)
     return host, number
 
 
@@ -95,7 +93,7 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listening.listen(BACKLOG)
         except OSError as error:
             raise ServerError(
-                message("--listen {at}: cannot listen: {reason}", at=_text(host, port), reason=_reason(error))
+                "--listen {at}: cannot listen: {reason}", at=_text(host, port), reason=_reason(error)
             ) from None
         yield listening
     finally:

@@ -25,12 +25,10 @@ def token_in(file: Path | None, option: str, variable: str | None = None) -> str
     token = (os.environ.get(variable or "", "").strip() or None) if file is None else secret_in(file, option)
     if token is not None and (len(token) < FEWEST or not token.isascii() or any(letter <= " " for letter in token)):
         raise ServerError(
-            message(
-                "token: expected at least {fewest} printable ASCII characters without spaces, got {token} "
-                "characters; make one with: openssl rand -hex 32",
-                fewest=FEWEST,
-                token=len(token),
-            )
+            "token: expected at least {fewest} printable ASCII characters without spaces, got {token} "
+            "characters; make one with: openssl rand -hex 32",
+            fewest=FEWEST,
+            token=len(token),
         )
     register(token or "")
     return token
@@ -47,24 +45,22 @@ def secret_in(file: Path, option: str) -> str:
         if not stat.S_ISREG(file.stat().st_mode):
             text = "{option} {file}: expected a file with one line; this is a {kind}: name another"
             kind = message("folder" if file.is_dir() else "device")
-            raise ServerError(message(text, kind=kind, **names))
+            raise ServerError(text, kind=kind, **names)
         check_private(file, option)
         text = file.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        raise ServerError(message("{option} {file}: expected UTF-8", **names)) from None
+        raise ServerError("{option} {file}: expected UTF-8", **names) from None
     except OSError as error:
         raise ServerError(
-            message(
-                "{option} {file}: cannot be read: {strerror}; expected a file with one line that its user alone can "
-                "read: `umask 077; openssl rand -hex 32 > {file}`",
-                **names,
-                strerror=error.strerror,
-            )
+            "{option} {file}: cannot be read: {strerror}; expected a file with one line that its user alone can "
+            "read: `umask 077; openssl rand -hex 32 > {file}`",
+            **names,
+            strerror=error.strerror,
         ) from None
     if not text or "\n" in text:
         content = message("several" if text else "an empty file")
         text = "{option} {file}: expected one line, got {content}; `openssl rand -hex 32 > {file}` writes one"
-        raise ServerError(message(text, content=content, **names))
+        raise ServerError(text, content=content, **names)
     register(text)
     return text
 
@@ -78,11 +74,7 @@ def check_private(file: Path, option: str) -> None:
     """
     if file.stat().st_mode & stat.S_IROTH:
         raise ServerError(
-            message(
-                "{option} {file}: every user of this machine can read it; run: chmod 600 {file}",
-                option=option,
-                file=file,
-            )
+            "{option} {file}: every user of this machine can read it; run: chmod 600 {file}", option=option, file=file
         )
 
 

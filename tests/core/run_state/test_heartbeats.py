@@ -22,8 +22,7 @@ from probe.core.faults import Faults
 from probe.core.run_state import heartbeats
 from probe.core.run_state.heartbeat_feed import HeartbeatFeed
 from probe.core.run_state.heartbeat_messages import flattened, launch_name
-from probe.core.run_state.heartbeat_spool import HeartbeatSpool
-from probe.core.run_state.heartbeats import Heartbeats
+from probe.core.run_state.heartbeats import Heartbeats, HeartbeatSpool
 from tests.interrupts import interrupt
 from tests.matrix import numpy_harness
 from tests.matrix.harness import train_step

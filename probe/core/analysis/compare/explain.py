@@ -12,7 +12,7 @@ from probe.core.analysis.compare.first_difference import DifferingRow
 from probe.core.analysis.compare.jumps import FORWARD, Jump
 from probe.core.analysis.pictures.static_page import static_page
 from probe.core.language import Message, capitalized, in_language, joined, message, translated
-from probe.core.messages import plural, printable
+from probe.core.messages import in_number, plural, printable
 from probe.core.naming import signal_of
 from probe.core.storage.layout import MICRO_STEP
 from probe.core.storage.run_directory import plain
@@ -142,15 +142,13 @@ def about(comparison: Comparison) -> Iterator[Message]:
         **values,
     )
     if renamed := comparison.renamed - comparison.by_framework:
-        differ = plural(renamed, "{number} name is different in B", "{number} names are different in B")
-        yield message(differ, number=renamed)
+        yield in_number(renamed, "{number} name is different in B", "{number} names are different in B")
     if comparison.by_framework:
-        named = plural(
+        yield in_number(
             comparison.by_framework,
             "{number} parameter is named as in the other framework (gamma for weight, ...)",
             "{number} parameters are named as in the other framework (gamma for weight, ...)",
         )
-        yield message(named, number=comparison.by_framework)
     if comparison.precision:
         unlike = ", ".join(comparison.precision)
         yield message("dtypes of most names differ, so that they are not compared: {names}", names=unlike)

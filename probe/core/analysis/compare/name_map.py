@@ -12,7 +12,7 @@ from typing import NamedTuple
 import yaml
 
 from probe.core.errors import advice_of
-from probe.core.language import message
+from probe.core.language import invalid
 
 REGEX = "re:"
 """Prefix of a name that is a regular expression."""
@@ -66,9 +66,7 @@ def read(path: Path) -> NameMap:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            message("{path}: expected a mapping file; {reason}", path=path, reason=advice_of(error))
-        ) from None
+        raise invalid("{path}: expected a mapping file; {reason}", path=path, reason=advice_of(error)) from None
     is_yaml = path.suffix in (".yaml", ".yml")
     try:
         content = yaml.safe_load(text) if is_yaml else json.loads(text)
@@ -97,17 +95,15 @@ def entry(of_a: str, of_b: str) -> MapEntry:
             find = re.compile(of_a.removeprefix(REGEX))
             re.sub(find.pattern + "|", of_b, "")  # raises if of_b has groups that the expression has not
         except (re.error, IndexError) as error:
-            raise ValueError(
-                message(
-                    "{of_a!r}: {of_b!r}: expected a regular expression and its replacement; {error}",
-                    of_a=of_a,
-                    of_b=of_b,
-                    error=error,
-                )
+            raise invalid(
+                "{of_a!r}: {of_b!r}: expected a regular expression and its replacement; {error}",
+                of_a=of_a,
+                of_b=of_b,
+                error=error,
             ) from None
         return MapEntry(of_a, of_b, find, of_b)
     if of_a.count("*") != of_b.count("*"):
-        raise ValueError(message("{of_a!r}: {of_b!r}: expected as many * on both sides", of_a=of_a, of_b=of_b))
+        raise invalid("{of_a!r}: {of_b!r}: expected as many * on both sides", of_a=of_a, of_b=of_b)
     find = re.compile(re.escape(of_a).replace(r"\*", r"([^.]*)") + r"(\..*)?", re.DOTALL)
     return MapEntry(of_a, of_b, find, lambda match: _filled(of_b, match.groups()))
 
@@ -169,14 +165,12 @@ def _refuse_meeting(mapping: NameMap, renamed: Mapping[str, str], of_a: Collecti
     for name in of_a:
         target = renamed.get(name, name)
         if target in of_b and target in sources:
-            raise ValueError(
-                message(
-                    "{source}: {value!r} and {name!r} of A would both be {target!r} of B",
-                    source=mapping.source,
-                    value=sources[target],
-                    name=name,
-                    target=target,
-                )
+            raise invalid(
+                "{source}: {value!r} and {name!r} of A would both be {target!r} of B",
+                source=mapping.source,
+                value=sources[target],
+                name=name,
+                target=target,
             )
         sources[target] = name
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from probe.core.analysis.compare.census import Census, Wanted
 from probe.core.analysis.compare.compared_piece import Side
 from probe.core.analysis.compare.name_map import NameMap, Pairs, nearest, pair
-from probe.core.language import message
+from probe.core.language import invalid
+from probe.core.messages import spans
 from probe.core.naming import signal_of
 from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP
 
@@ -108,12 +108,10 @@ def pair_ranks(a: Side, b: Side, options: Options) -> list[tuple[int, int]]:
     common = frozenset(of_b)
     ranks = [(rank, rank) for rank in of_a if rank in common]
     if not ranks:
-        raise ValueError(
-            message(
-                "the runs have no rank in common: A has {of_a}, B {of_b}; choose with --rank A:B",
-                of_a=list(of_a),
-                of_b=list(of_b),
-            )
+        raise invalid(
+            "the runs have no rank in common: A has {of_a}, B {of_b}; choose with --rank A:B",
+            of_a=list(of_a),
+            of_b=list(of_b),
         )
     return ranks
 
@@ -269,11 +267,11 @@ class Sides:
 
     def _pair_steps(self) -> tuple[tuple[int, ...], OnlyIn]:
         a, b = self.census.steps("a", self.signals), self.census.steps("b", self.signals.values())
-        only = OnlyIn(list(_spans(a - b)), list(_spans(step + self.options.step_offset for step in b - a)))
+        only = OnlyIn(spans(a - b), spans(step + self.options.step_offset for step in b - a))
         if not a & b:
-            spans = [", ".join(steps_of[:5]) or "none" for steps_of in only]
+            texts = [", ".join(steps_of[:5]) or "none" for steps_of in only]
             raise ValueError(
-                f"the runs have no step in common: of those asked for A has {spans[0]}, B {spans[1]}; leave --steps "
+                f"the runs have no step in common: of those asked for A has {texts[0]}, B {texts[1]}; leave --steps "
                 "out, or shift those of B by --step-offset"
             )
         return tuple(sorted(a & b)), only
@@ -294,13 +292,6 @@ def _by_dtypes(dtypes: Sequence[str]) -> str:
     if any(dtype.startswith("torch.") for dtype in dtypes):
         return "pytorch"
     return "mindspore" if any(dtype[:1].isupper() for dtype in dtypes) else ""
-
-
-def _spans(steps: Iterable[int]) -> Iterator[str]:
-    """Yield steps as texts such as ``4-7`` and ``9``."""
-    for _, alike in groupby(enumerate(sorted(steps)), lambda pair: pair[1] - pair[0]):
-        span = [step for _, step in alike]
-        yield f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0])
 
 
 def _alike(one: bool | None, other: bool | None) -> bool:

@@ -59,8 +59,7 @@ class Converted:
             return
         self.rows += outcome.rows
         self.files += outcome.files
-        for trouble in outcome.troubles:
-            self.problems.add(*trouble)
+        self.problems.extend(outcome.problems)
 
     @property
     def summary(self) -> Message:

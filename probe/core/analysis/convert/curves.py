@@ -23,6 +23,7 @@ from probe.core.storage.directories import RankDirectory
 from probe.core.storage.event_file import VERSION, file_name, record
 from probe.core.storage.location import Place
 from probe.core.storage.metric_rows import MetricRows, MetricTarget
+from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile, size_and_time
 
 
@@ -129,21 +130,12 @@ def _varint(number: int) -> bytes:
 Steps = npt.NDArray[np.int64]
 
 
-class Trouble(NamedTuple):
-    """A problem with a file, with the arguments of :meth:`Problems.add` as its fields."""
-
-    path: Place
-    what: str
-    line: int | None = None
-    skipped: bool = True
-
-
 class CurveOutcome(NamedTuple):
     """The numbers of a conversion."""
 
     rows: int
     files: int
-    troubles: list[Trouble]
+    problems: Problems
 
 
 class _Stretch(NamedTuple):
@@ -161,7 +153,7 @@ def write_folder(unit: ConversionUnit, folder: Path) -> CurveOutcome:
     writer = _Folder(folder)
     for directory, files in reversed(_parts(unit)):
         writer.add(directory, files)
-    return CurveOutcome(writer.rows, len(unit.files), writer.troubles)
+    return CurveOutcome(writer.rows, len(unit.files), writer.problems)
 
 
 def _parts(unit: ConversionUnit) -> list[tuple[RankDirectory, list[TableFile]]]:
@@ -182,7 +174,7 @@ class _Folder:
         self._latest: Place | None = None
         """The directory that was added last."""
         self.rows = 0
-        self.troubles: list[Trouble] = []
+        self.problems = Problems()
 
     def add(self, directory: RankDirectory, files: Sequence[TableFile]) -> None:
         """Write the event file of one directory, under its name only when it is complete."""
@@ -242,14 +234,15 @@ class _Folder:
             seconds, rest = divmod(size_and_time(file)[1], 10**9)
             for piece in pieces(file, rank):
                 parsed = parse(piece)
-                self.troubles += (Trouble(file.path, text, line) for line, text in parsed.troubles)
+                for line, text in parsed.troubles:
+                    self.problems.add(file.path, text, line)
                 if parsed.rows is not None:
                     yield parsed.rows, seconds + 1e-9 * rest
         except (ImportError, OSError, ValueError) as error:
-            self.troubles.append(Trouble(file.path, f"{error}: left out"))
+            self.problems.add(file.path, f"{error}: left out")
 
     def _record(self, directory: RankDirectory, text: str) -> None:
-        self.troubles.append(Trouble(directory.path, f"{self._path.name}: {text}", skipped=False))
+        self.problems.add(directory.path, f"{self._path.name}: {text}", skipped=False)
 
 
 def _holds(steps: Steps, step: int) -> bool:

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.naming import SIGNALS
 from probe.core.storage.chunks import files_in
 from probe.core.storage.directories import RankDirectory, find
@@ -141,20 +141,16 @@ def output_folder(monitor_path: str | PathLike[str] | Location, given: str | Pat
         try:
             is_file = folder.exists() and not folder.is_dir()
         except OSError as error:  # no name that a file system could have
-            raise ValueError(
-                message("{folder}: expected a folder to write to; {strerror}", folder=folder, strerror=error.strerror)
+            raise invalid(
+                "{folder}: expected a folder to write to; {strerror}", folder=folder, strerror=error.strerror
             ) from None
         if is_file:
-            raise ValueError(
-                message("{folder}: expected a folder to write to; this is a file: name another", folder=folder)
-            )
+            raise invalid("{folder}: expected a folder to write to; this is a file: name another", folder=folder)
         return folder
     root = checked_place("monitor_path", monitor_path)
     if isinstance(root, Location):
-        raise ValueError(
-            message(
-                "output_dirpath: expected a folder of this machine, since {root} is only read from; give one", root=root
-            )
+        raise invalid(
+            "output_dirpath: expected a folder of this machine, since {root} is only read from; give one", root=root
         )
     return root / f"{stamp(time.time())}_{suffix}"
 
@@ -166,12 +162,10 @@ def checked_folder(key: str, value: object) -> Path:
         ValueError: if it is no path, or an empty one.
     """
     if not isinstance(value, str | PathLike) or not str(value):
-        raise ValueError(message("{key}: expected the path of a folder, got {value!r}; give one", key=key, value=value))
+        raise invalid("{key}: expected the path of a folder, got {value!r}; give one", key=key, value=value)
     if MARK in str(value):
-        raise ValueError(
-            message(
-                "{key}: expected a folder of this machine, got a URL: nothing is written to object storage", key=key
-            )
+        raise invalid(
+            "{key}: expected a folder of this machine, got a URL: nothing is written to object storage", key=key
         )
     return Path(value).expanduser()
 
@@ -194,14 +188,12 @@ def checked_number(key: str, value: object, low: int, high: int) -> int:
         ValueError: if it is no whole number from ``low`` to ``high``.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(
-            message(
-                "{key}: expected a whole number from {low} to {high}, got {value!r}; give one, or leave it out",
-                key=key,
-                low=low,
-                high=high,
-                value=value,
-            )
+        raise invalid(
+            "{key}: expected a whole number from {low} to {high}, got {value!r}; give one, or leave it out",
+            key=key,
+            low=low,
+            high=high,
+            value=value,
         )
     return value
 
@@ -215,9 +207,7 @@ def checked_kinds(value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(kind, str) for kind in value):
-        raise ValueError(
-            message(
-                'data_type_list: expected a list of names such as ["actv"], or None for all, got {value!r}', value=value
-            )
+        raise invalid(
+            'data_type_list: expected a list of names such as ["actv"], or None for all, got {value!r}', value=value
         )
     return tuple(value) or None

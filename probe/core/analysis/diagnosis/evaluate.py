@@ -15,7 +15,8 @@ from probe.core.analysis.diagnosis.looking_back import RecordedNorms
 from probe.core.config.schema import AlertSettings
 from probe.core.config.schema import RuleSettings as Configured
 from probe.core.hindsight.onset import Onset
-from probe.core.language import Message, joined, message
+from probe.core.language import joined, message
+from probe.core.messages import in_number
 from probe.core.moments import OPS
 from probe.core.records import Batch, Finding
 from probe.core.rules import Rule, factory
@@ -262,9 +263,9 @@ class Extent(NamedTuple):
         """Text such as ``2 ranks, 24 sampled steps, 1,152 rows of actv, grad_reduced``."""
         return message(
             "{ranks}, {steps}, {rows}{signals}",
-            ranks=_many(len(self.ranks), "{number:,} rank", "{number:,} ranks"),
-            steps=_many(self.steps, "{number:,} sampled step", "{number:,} sampled steps"),
-            rows=_many(self.rows, "{number:,} row", "{number:,} rows"),
+            ranks=in_number(len(self.ranks), "{number:,} rank", "{number:,} ranks"),
+            steps=in_number(self.steps, "{number:,} sampled step", "{number:,} sampled steps"),
+            rows=in_number(self.rows, "{number:,} row", "{number:,} rows"),
             signals=message(" of {signals}", signals=", ".join(self.signals)) if self.signals else "",
         )
 
@@ -311,7 +312,7 @@ def run_found(run: RecordedRun) -> Iterator[str]:
     some = {rank: n for rank, n in numbers.items() if n}
     if some:
         texts = (message("rank {rank}: {number:,}", rank=rank, number=n) for rank, n in list(some.items())[:LISTED])
-        unlisted = _many(len(some) - LISTED, ", and {number:,} more rank", ", and {number:,} more ranks")
+        unlisted = in_number(len(some) - LISTED, ", and {number:,} more rank", ", and {number:,} more ranks")
         yield message(
             "While it ran, the run's rules reported {number:,} ({each}{more}).",
             number=sum(some.values()),
@@ -326,7 +327,3 @@ def run_found(run: RecordedRun) -> Iterator[str]:
         )
     if not some and not silent:
         yield message("While it ran, the run's rules reported no finding.")
-
-
-def _many(number: int, one: str, several: str) -> Message:
-    return message(one if number == 1 else several, number=number)

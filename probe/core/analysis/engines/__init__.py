@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from probe.core.analysis.pieces import Piece, opened
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
 
@@ -82,7 +82,7 @@ def _engine_of(
     spec: str | None, processes: int | None, progress: PieceObserver | None, environ: Mapping[str, str]
 ) -> Iterator[PieceEngine]:
     if processes is not None and processes < 1:
-        raise ValueError(message("-j: expected 1 or more; got {processes}", processes=processes))
+        raise invalid("-j: expected 1 or more; got {processes}", processes=processes)
     name = spec or ("ray" if environ.get(ADDRESS) else "local")
     if name == "local":
         from probe.core.analysis.engines.workers import LocalEngine
@@ -91,11 +91,9 @@ def _engine_of(
             yield _observed(local, progress)
         return
     if name != "ray" and ":" not in name:
-        raise ValueError(
-            message(
-                "--engine: expected local, ray or an address such as ray://host:10001; got {name!r}; or leave it out",
-                name=name,
-            )
+        raise invalid(
+            "--engine: expected local, ray or an address such as ray://host:10001; got {name!r}; or leave it out",
+            name=name,
         )
     from probe.core.analysis.engines.ray import ray_engine
 

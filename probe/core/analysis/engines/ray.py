@@ -21,7 +21,7 @@ from probe import __version__
 from probe.core.analysis.engines.workers import WorkersDiedError
 from probe.core.analysis.pieces import Piece, halved, is_of_memory, with_threads
 from probe.core.errors import missing
-from probe.core.language import message
+from probe.core.language import invalid
 
 logger = logging.getLogger("probe.engine")
 
@@ -88,8 +88,8 @@ def _connect(ray: Any, address: str | None, most: int | None) -> None:
                 ray.init(address="local", num_cpus=most, include_dashboard=False, **quiet)
         except (RuntimeError, ConnectionError, TimeoutError, ValueError, AssertionError) as error:
             where = address or "this machine"
-            raise ValueError(
-                message("--engine ray: the cluster of {where} cannot be used: {error}", where=where, error=error)
+            raise invalid(
+                "--engine ray: the cluster of {where} cannot be used: {error}", where=where, error=error
             ) from error
 
 
@@ -230,12 +230,10 @@ class _Call(Generic[R]):
         except kinds.OutOfMemoryError:
             yield from self._after_memory(attempt, twins)
         except kinds.RayTaskError as error:
-            raise ValueError(
-                message(
-                    "--engine ray: a worker cannot run probe {__version__}: {error}",
-                    __version__=__version__,
-                    error=_last_line(error),
-                )
+            raise invalid(
+                "--engine ray: a worker cannot run probe {__version__}: {error}",
+                __version__=__version__,
+                error=_last_line(error),
             ) from error
         except kinds.WorkerCrashedError:
             yield from self._after_death(attempt, twins)
@@ -255,12 +253,10 @@ class _Call(Generic[R]):
     def _unpacked(self, outcome: _Outcome) -> R | Exception:
         if outcome.version != __version__:
             has, expected = outcome.version, __version__
-            raise ValueError(
-                message(
-                    "--engine ray: a worker has probe {has}; expected {expected}, as here: install it there",
-                    has=has,
-                    expected=expected,
-                )
+            raise invalid(
+                "--engine ray: a worker has probe {has}; expected {expected}, as here: install it there",
+                has=has,
+                expected=expected,
             )
         result: R | Exception = self._ray.cloudpickle.loads(outcome.result)
         return result

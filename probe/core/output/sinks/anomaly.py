@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from probe.core.language import joined, message
-from probe.core.messages import plural
+from probe.core.messages import in_number, plural
 from probe.core.naming import signal_of, tag
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Finding, Key, Snapshot
@@ -126,10 +126,8 @@ def _count(rules: Counter[str], first: int, last: int) -> None:
     if total := rules.total():
         names = ", ".join(f"{rule} {number}" for rule, number in sorted(rules.items()) if number)
         at = message("step {first}" if first == last else "steps {first} to {last}", first=first, last=last)
-        text = plural(
-            total, "and {number} more finding at {at} ({names})", "and {number} more findings at {at} ({names})"
-        )
-        logger.warning("%s", message(text, number=total, at=at, names=names))
+        one, several = "and {number} more finding at {at} ({names})", "and {number} more findings at {at} ({names})"
+        logger.warning("%s", in_number(total, one, several, at=at, names=names))
 
 
 def _on_one_line(text: str) -> str:

@@ -15,7 +15,6 @@ from pydantic import AfterValidator
 from probe.core.child_process import python_module
 from probe.core.faults import Faults
 from probe.core.fields import Flag, Integer, Number, Section, Text, not_blank
-from probe.core.language import message
 from probe.core.messages import complain
 from probe.core.naming import RUN
 from probe.core.output.metrics.hub import MetricsHub
@@ -146,7 +145,7 @@ class TrackerOutlet:
             command = ["probe", "track", str(self._files), "--to", self._name]
             command += ["--project", self._project] if self._project is not None else []
             text = "{tracker} has not taken {number} rows; this sends all that are in files:\n{command}"
-            complain(message(text, tracker=self._name, number=missed, command=shlex.join(command)), "warning")
+            complain(text, "warning", tracker=self._name, number=missed, command=shlex.join(command))
         if self._folder is not None:
             self._folder.cleanup()
 

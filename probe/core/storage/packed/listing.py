@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from probe.core.language import message
+from probe.core.language import invalid, message
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.location import Place, fetch_ahead
 from probe.core.storage.packed.run import DIRECTORY, RANK, packed_files, packed_index, packed_source
@@ -99,8 +99,8 @@ class PackedListing:
             return
         ranks = [directory.rank for directory in self._directories]
         if path := next(self.index.damaged(min(ranks), max(ranks)), None):
-            raise ValueError(
-                message("{path}: expected the file as it was packed; it is damaged: pack the run again", path=path)
+            raise invalid(
+                "{path}: expected the file as it was packed; it is damaged: pack the run again", path=path
             ) from error
 
     def _whole(self, files: Files) -> Files:

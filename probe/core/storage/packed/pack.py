@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probe.core.language import Message, message
+from probe.core.language import Message, invalid, message
 from probe.core.messages import counted
 from probe.core.storage.anomaly_json import FOLDER
 from probe.core.storage.check_lines import CHECKS
@@ -170,34 +170,24 @@ def pack_followed(
 def _check(root: Path, out: Path) -> None:
     """Raise ValueError if ``root`` cannot be packed into ``out``."""
     if root.is_dir() and is_packed(root):
-        raise ValueError(
-            message(
-                "{root}: expected the directory in which ranks have written; this is a packed run already", root=root
-            )
+        raise invalid(
+            "{root}: expected the directory in which ranks have written; this is a packed run already", root=root
         )
     source, target = root.resolve(), out.resolve()
     if target == source or source in target.parents or target in source.parents:
-        raise ValueError(
-            message(
-                "{out}: expected a folder that is neither in {root} nor around it: a source is never changed",
-                out=out,
-                root=root,
-            )
+        raise invalid(
+            "{out}: expected a folder that is neither in {root} nor around it: a source is never changed",
+            out=out,
+            root=root,
         )
     if out.exists() and not out.is_dir():
-        raise ValueError(
-            message("{out}: expected a new folder, or one to go on with; this is a file: name another", out=out)
-        )
+        raise invalid("{out}: expected a new folder, or one to go on with; this is a file: name another", out=out)
     if not out.is_dir() or (out / SEALS).is_dir():
         return
     if is_packed(out):
-        raise ValueError(
-            message("{out}: expected a new folder; there is a packed run already: remove it to pack again", out=out)
-        )
+        raise invalid("{out}: expected a new folder; there is a packed run already: remove it to pack again", out=out)
     if any(out.iterdir()):
-        raise ValueError(
-            message("{out}: expected a new or an empty folder; there are other files in it: name another", out=out)
-        )
+        raise invalid("{out}: expected a new or an empty folder; there are other files in it: name another", out=out)
 
 
 def _packed(root: Path, out: Path, settings: PackSettings, in_order: InOrder, observe: Observer) -> PackedReport:
@@ -276,9 +266,7 @@ def damaged(out: Path) -> list[Path]:
         ValueError: if there is no packed run, or its index cannot be read.
     """
     if not is_packed(place(out)):
-        raise ValueError(
-            message("{out}: expected a packed run, with {index} in it; there is none", out=out, index=INDEX)
-        )
+        raise invalid("{out}: expected a packed run, with {index} in it; there is none", out=out, index=INDEX)
     return [on_disk(path) for path in packed_index(place(out)).damaged()]
 
 
