@@ -23,7 +23,8 @@ NOTABLE: Words = any_of(
         b"loss", b"it/s", b"s/it", b"samplespersec", b"samples/s", b"per_step_time", b"per step time", b"skipped=",
         b"overflow", b"grad_norm", b"grad norm", b"global_norm", b"step time", b"gb / ", b"gib / ", b"epoch time",
         b"throughput", b"accuracy", b"words/s", b"cost", b"tok/s", b"tokens/s", b"/sec", b"step=", b"batch=",
-        b"= step ", b" rate, ", b" iter, ", b"objf", b"objective function", b"(% done)", b"learn: ", b"gpu_mem", ROW,
+        b"= step ", b" rate, ", b" iter, ", b"objf", b"objective function", b"(% done)", b"learn: ", b"timer: ",
+        b"gpu_mem", ROW,
         b"warn", b"error", b"critical", b"fatal", b"exception", b"traceback", b"panic",
     ],
     {

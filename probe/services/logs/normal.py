@@ -53,6 +53,12 @@ SHORT = (
     (b"\xef\xbc\x8c", b", "), (b"' reached ", b"': "),
 )  # fmt: skip
 """Abbreviations of counters and rates, ``training's l2``, Marian's time since its last line, and wide signs."""
+PRINTED = Expression(rb"^\s{0,8}\[\d{1,6}\] \"(.{1,512})\"\s{0,8}$")
+"""Text as R prints it: ``[1] "[7]: train loss 0.01"``."""
+FRACTION = Expression(rb"\bepochs([:=] ?\d{1,6}\.\d)")
+"""Epochs so far: ``epochs:4.23``; those to be trained are whole."""
+RUN_ON = Expression(rb"(\d\.\d{1,8})([A-Z][a-z]{3})")
+"""End of a bar's state that the next message follows at once: ``loss: 44.4110Batch 3``."""
 TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z ]{0,24}))?$")
 """Part of a row of numbers before their names, the first after the step: ``10  41.2 ms run,  2.31 loss``."""
 OF_ROWS = {b"avg": b"loss", b"rate": b"learning rate"}
@@ -79,7 +85,18 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = NOT_A_NUMBER.replace(line, b"nan")
     if b"#" in line or b"\xe2\x88\x9e" in line:
         line = INFINITY.replace(line, b"inf")
-    return _ordered(line)
+    return _ordered(_separated(line))
+
+
+def _separated(line: bytes) -> bytes:
+    """Return a line without the quotes of a printed text, with a blank behind a number that runs into a message."""
+    if b'] "' in line:
+        line = PRINTED.replace(line, rb"\1")
+    if b"epochs" in line:
+        line = FRACTION.replace(line, rb"epoch\1")
+    if b" - " in line and b"loss: " in line:
+        line = RUN_ON.replace(line, rb"\1 \2")
+    return line
 
 
 def _ordered(line: bytes) -> bytes:

@@ -91,7 +91,8 @@ SIGNS: tuple[Sign, ...] = (
         "killed process, kill process, oom-killer, oom killer, 'oom-kill', oom_reaper, constraint_none, "
         "defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
-        "memory, memory segment, bus error, due to memory pressure, resource: memory, low on memory, [memorypressure]",
+        "memory, memory segment, memory usage limit, memory budget, bus error, due to memory pressure, "
+        "resource: memory, low on memory, [memorypressure]",
         rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'",
         rb"\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer",
         rb"oom_reaper: reaped|constraint=constraint_none",
@@ -101,6 +102,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"is killed by signal: (?:killed|bus error)",
         rb"\bkilled\b[^|]{0,160}\bdue to memory pressure",
         rb"\blow on (?:resource: )?memory\b|\bhad condition: \[memorypressure\]",
+        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage limit|budget)",
         rb"insufficient shared memory|\berror while creating shared memory segment",
         rb"unexpected bus error encountered in worker|unexpectedly with bus error",
     ),
@@ -309,10 +311,12 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, due to time limit, due to preemption, preempted, forcing job, got signal, caught signal, "
-        "received signal, "
+        "cancelled at, walltime, wallclock, wall time, time limit, thread limit, cpu limit, due to preemption, "
+        "preempted, forcing job, got signal, caught signal, received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b",
+        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,24}\b(?:wall ?(?:time|clock)|time|cpu|thread) limit|"
+        rb"\bwall ?(?:time|clock) [^|.]{0,24}\bexceed(?:s|ed)\b",
         rb"due to (?:time limit|preemption)|\bforcing job termination\b|\bpreempted by\b",
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
