@@ -47,7 +47,7 @@ UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
 UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
-UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
+UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[kKMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?"
     rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
@@ -72,7 +72,8 @@ EPOCH = Expression(
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
 GLUED = Expression(rb"(?:^|[ (\[>])epoch(\d{1,6})(?:$|[ ,;:)\]])")
-"""Epoch at its name: ``start train epoch1``."""
+GLUED_STEP = Expression(rb"[ (\[>](?:iteration|iter|step)(\d{1,9})(?:$|[ ,;:)\]])")
+"""Count at its name: ``start train epoch1``."""
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
 """Count before its name: ``finished 120 iterations``."""
 """Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
@@ -100,8 +101,10 @@ BRACKETED = Expression(
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
 COLUMN = Expression(rb"^\s{0,8}(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z])")
 """Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``."""
-PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9}) \|")
+PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
 """Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
+OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6}): {1,8}(\d{1,9})/(\d{1,9})\] ")
+"""Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``."""
 PART = Expression(rb"^\s{0,4}([A-Za-z]\w{0,12}):\s{1,4}(\d{1,9}\.\d{1,9}|nan)\s{0,4}$")
 """Cell of a row of parts and their sum: ``B: 5.5 | C: 3.7 | T: 9.2``."""
 PARTS_OF_SUM = 4
@@ -163,6 +166,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
             _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
             _counts(GLUED, ("epoch",), low, metrics)
+            _counts(GLUED_STEP, ("step",), low, metrics)
         _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
@@ -192,6 +196,7 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     _sum(line, metrics)
     judged = any(name.endswith(("loss", "objective")) for name in metrics)
     if judged and "step" not in metrics and "batch" not in metrics:
+        _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
         _counted_so_far(line, low, metrics)
     elif not metrics and (found := (ROW if b"|" in line else TRIPLE).search(line)):
         known = _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
@@ -223,7 +228,7 @@ def _sum(line: bytes, metrics: Metrics) -> None:
         return
     if abs(2 * max(parts) - sum(parts)) < len(parts) / 1000 or all(map(isnan, parts)):
         metrics["loss"] = max(parts)
-        _counts(PAIR, ("epoch", "step"), line, metrics)
+        _counts(PAIR, ("epoch", "step", "total_steps"), line, metrics)
 
 
 def _counts(expression: Expression, names: tuple[str, ...], line: bytes, metrics: Metrics) -> None:

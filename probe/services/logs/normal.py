@@ -45,6 +45,8 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
+AT = Expression(rb"\b((?i:loss)|accuracy) (?:at|after) (step|epoch|iteration) (\d{1,9}):? {1,4}(" + NUMBER + rb")")
+"""The same with the counter: ``loss at step 100: 1.5``."""
 PADDED = Expression(rb" {2,64}= {1,32}")
 """Equals sign that stands in a column: ``train_loss          =     0.72``."""
 SHORT = (
@@ -112,7 +114,7 @@ def _ordered(line: bytes) -> bytes:
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
-        line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
+        line = NUMBERED.replace(AT.replace(line, rb"\1: \4  \2: \3 "), rb"\1: \3  step: \2 ")
     if (
         b"," in line
         and (b" loss," in line or b" rate," in line or b" iter," in line)

@@ -80,18 +80,18 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "container_oom critical kernel oom",
         "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error, "
-        "memory limit",
+        "memory limit, memory usage limit, memory budget",
         rb"cgroup out of memory: kill|constraint_memcg",
         rb"\boom ?killed\b|\boom[_-]kill event",
         rb"\bsrun: error: [^|]{1,80}: out of memory",
-        rb"\bexceeded (?:job|step) memory limit",
+        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)",
     ),
     _sign(
         "host_oom critical kernel oom",
         "killed process, kill process, oom-killer, oom killer, 'oom-kill', oom_reaper, constraint_none, "
         "defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
-        "memory, memory segment, memory usage limit, memory budget, bus error, due to memory pressure, "
+        "memory, memory segment, bus error, due to memory pressure, "
         "resource: memory, low on memory, [memorypressure]",
         rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'",
         rb"\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer",
@@ -102,7 +102,6 @@ SIGNS: tuple[Sign, ...] = (
         rb"is killed by signal: (?:killed|bus error)",
         rb"\bkilled\b[^|]{0,160}\bdue to memory pressure",
         rb"\blow on (?:resource: )?memory\b|\bhad condition: \[memorypressure\]",
-        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage limit|budget)",
         rb"insufficient shared memory|\berror while creating shared memory segment",
         rb"unexpected bus error encountered in worker|unexpectedly with bus error",
     ),
@@ -329,7 +328,7 @@ SIGNS: tuple[Sign, ...] = (
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
         "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
-        "non-zero status, been shut down, "
+        "non-zero status, non-zero exit code, been shut down, "
         "failure of node, "
         "has failed, oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
         "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
@@ -344,7 +343,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bencountered a fatal error\b",
         rb"process \d{1,9} (?:terminated with (?:signal|exit code|the following error)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
-        rb"\breturned non-zero exit status [1-9]|\bexited with non-zero (?:exit )?(?:status|code)\b",
+        rb"\breturned non-zero exit status [1-9]|\bexited with (?:a )?non-zero (?:exit )?(?:status|code)\b",
         rb"\bdue to failure of node\b|\bhas been shut down\. this (?:was|has been) caused by an exception\b",
         rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",

@@ -15,7 +15,7 @@ FEWEST, MOST = 3, 32
 """Smallest and largest number of columns."""
 NAME = re.compile(r"[A-Za-z#][\w/ .@:()%#-]{0,40}")
 NUMBER = re.compile(
-    r"([-+]?[\d.]{1,24}(?:e[-+]?\d{1,3})?|[-+]?nan|[-+]?inf)(?:/(\d{1,9}))?(?: ?([mu]?s|[KMGT]i?B?))?"
+    r"\[?([-+]?[\d.]{1,24}(?:e[-+]?\d{1,3})?|[-+]?nan|[-+]?inf)\]?(?:/(\d{1,9}))?(?: ?([mu]?s|[KMGT]i?B?))?"
     r"(?: \([\d.]{1,8}%\))?",
     re.IGNORECASE,
 )
