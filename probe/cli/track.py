@@ -52,7 +52,9 @@ def track(
         if to not in TRACKERS:
             raise ValueError(
                 message(
-                    "--to: expected one of {names}; got {to}", names=", ".join(TRACKERS), to=to or message("nothing")
+                    "--to: expected one of {names}; got {to}: name one of these",
+                    names=", ".join(TRACKERS),
+                    to=to or message("nothing"),
                 )
             )
         check_tracker(to, f"probe track --to {to}")

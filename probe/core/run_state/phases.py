@@ -49,6 +49,11 @@ class Phases:
             if self._marks is not None:
                 self._marks.leave()
 
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Names of the phases in progress."""
+        return tuple(self._open)
+
     def take(self) -> dict[str, float]:
         """Return the seconds since the last call by phase, without those outside of every phase."""
         self._turn()
