@@ -125,7 +125,7 @@ def ours(name: str) -> str:
     if len(name) > LONGEST:
         return ""
     for start, word in enumerate(words):
-        one = word in ONE and words[start - 1] == "of" and AMOUNTS.isdisjoint(words[:start])
+        one = (word in ONE or word in HELD_OUT) and words[start - 1] == "of" and AMOUNTS.isdisjoint(words[:start])
         if start and (words[start - 1] in OTHERWISE or word in ALONE) and not one:
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")

@@ -140,7 +140,7 @@ SIGNS: tuple[Sign, ...] = (
         "nan, inf, finite",
         NOT_FINITE,
         rb"\bno[nt][ -]?finite",
-        needs=rb"\bgrad(?:s|ients?)?\b|\b(?:grad|gradient|global)[ _]norm\b",
+        needs=rb"\bgrad(?:s|ients?)?\b|(?:\b|_)(?:grad|gradient|global)[ _]norm\b",
     ),
     _sign(
         "nan_value high training nan",
