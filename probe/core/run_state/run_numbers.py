@@ -236,7 +236,7 @@ class RunNumbers:
         return self._phases.phase(writable(name))
 
     @property
-    def open_phases(self) -> tuple[str, ...]:
+    def open_phases(self) -> list[str]:
         """Names of the phases in progress."""
         return self._phases.open
 

@@ -182,7 +182,6 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bnode: ?\w{1,40} is timed out",
         rb"\bbarrier timed out",
         rb"\btimed out initializing process group\b",
-        rb"notify register times out",
         rb"detected no heartbeat|\bdid not (?:get|receive)[^|]{0,24} heartbeat",
         rb"store[^|]{0,40} timed out",
         rb"\b(?:connect(?:ion)?|wait) timeout(?:$|[.!,:]| after | \[)",
@@ -203,7 +202,6 @@ SIGNS: tuple[Sign, ...] = (
         rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats|\bgot completion from peer\b[^|]{0,64} with (?:error|status)",
         rb"\[c10d\][^|]{0,120}\bfailed\b",
-        rb"\bfailed to \w[^|]{0,80}\bhccl",
         rb"\btransport retry count(?:er)? exceeded\b",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
@@ -261,7 +259,7 @@ SIGNS: tuple[Sign, ...] = (
         "illegal memory access, launch failure, misaligned address, cuda_error_, error from cuda, cuda failure, "
         "cudaerror, error from device, device error, inner error, _status_, synstatus, initialization failed, "
         "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
-        "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
+        "err99, runtime result, runtime acl, call acl, call rt, aclrt, stream failed, gpu reset begin, "
         "halted unexpectedly, amdgpu, nvrm: , habanalabs, "
         "device recovery, " + ASCEND,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
@@ -280,7 +278,6 @@ SIGNS: tuple[Sign, ...] = (
         rb"\blaunch kernel failed\b|\bdevice error: |\binner error is reported\b",
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
-        rb"\bkernel (?:task )?happen error\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b|\bdevice recovery failed\b",
         rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive)\b",
