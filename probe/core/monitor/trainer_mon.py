@@ -400,7 +400,8 @@ class Monitor(AssignedSettings):
             self._report(f"{key}: expected true where these numbers are asked for, got false: there are none")
         attachment = self._attachment_for("no model is watched, so there are no numbers of gradients and activations")
         if attachment is not None and not self._attached:
-            self._report("the run has ended, so there are no numbers of gradients and activations; ask before stop")
+            call = "generate_wgrad_metrics and generate_xy_metrics"
+            self._report(f"{call}: expected a run in progress, got one that has ended: no numbers; call before stop")
         if attachment is None or attachment.session is None:
             return {}, {}
         return attempt(self._noted, "read", read, attachment.run, attachment.session.steps) or ({}, {})
