@@ -221,8 +221,10 @@ def test_names_in_any_spelling() -> None:
         "step_time": "step_time, sec/step, s/it, time_per_step, seconds_per_step, elapsed time per iteration",
         "throughput": "samples/s, SamplesPerSec, examples_per_second, interval_samples_per_second, images/sec",
         "steps_per_second": "it/s, steps_per_sec, global_step/sec, train_steps_per_second",
-        "validation_loss": "val_loss, Validation Loss, val/loss, loss/val, Average Validation Loss",
-        "": "best loss, min loss, val accuracy, logit scale, data time, train_steps, total time, val_acc, time/batch",
+        "validation_loss": "val_loss, Validation Loss, val/loss, loss/val, Average Validation Loss, loss of val loss",
+        "epoch": "epoch, End of epoch, Training of Epoch",
+        "": "best loss, min loss, val accuracy, logit scale, data time, train_steps, total time, val_acc, time/batch, "
+        "load time, testing time, number of epoch, size of step",
     }  # fmt: skip
     assert {name: [ours(each) for each in spellings.split(", ")] for name, spellings in names.items()} == {
         name: [name] * len(spellings.split(", ")) for name, spellings in names.items()
