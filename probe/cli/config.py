@@ -6,6 +6,7 @@ import logging
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
 import typer
@@ -171,12 +172,28 @@ def _checked(file: Path, ranks: int, steps: int) -> CheckedConfig:
     text = text_of(name := str(file), content(name))
     monitor = monitor_of(parse(name, text).values, is_python(name, text))
     if monitor is not None and monitor in SUMMARIES:
-        return CheckedConfig(monitor.title, dict(foreign_summary(monitor, file)), [])
-    settings = load(file)
-    warnings = [*without_effect(settings), *many_files(settings, ranks, steps)]
+        shown = dict(foreign_summary(monitor, file))
+        warnings = [*_unusable(shown.get("events in", ".")), *_unusable(shown.get("directory", "."))]
+        name = monitor.title
+    else:
+        settings, name = load(file), ""
+        shown, warnings = dict(summary(settings)), [*without_effect(settings), *many_files(settings, ranks, steps)]
     for sentence in warnings:
         logger.warning("%s: %s", file, sentence)
-    return CheckedConfig("", dict(summary(settings)), warnings)
+    return CheckedConfig(name, shown, warnings)
+
+
+def _unusable(folder: str) -> Iterator[str]:
+    """Yield a sentence if files cannot be written to a folder on this machine."""
+    whole = Path(folder).expanduser().absolute()
+    try:
+        with TemporaryDirectory(dir=next(above for above in (whole, *whole.parents) if above.exists())):
+            pass
+    except OSError as error:
+        yield (
+            f"expected a folder for files that can be made and written to, got {folder}: {error.strerror} on this "
+            "machine; name another, or check the file where it trains"
+        )
 
 
 def _aligned(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:

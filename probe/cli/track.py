@@ -51,7 +51,9 @@ def track(
         run = TrackedRun(directory, MOST_FULL if full else MOST_SERIES, layers or ())
         if to not in TRACKERS:
             raise invalid(
-                "--to: expected one of {names}; got {to}", names=", ".join(TRACKERS), to=to or message("nothing")
+                "--to: expected one of {names}; got {to}: name one of these",
+                names=", ".join(TRACKERS),
+                to=to or message("nothing"),
             )
         check_tracker(to, f"probe track --to {to}")
         facts: dict[str, Cell] = {"job": run.job, "ranks": len(run.run.ranks), "run": run.run.name}

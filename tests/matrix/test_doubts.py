@@ -95,7 +95,7 @@ def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytes
     monitor = attached_to_another_models(framework)
     monitor.stop()
     assert monitor.faults in ({"optimizer: ValueError": 1}, {FIRST: 1})
-    told = "it is followed from now on" if FIRST in monitor.faults else "updates none of the model's parameters"
+    told = "this one is followed from now on" if FIRST in monitor.faults else "updates none of the model's parameters"
     assert told in caplog.text
     at_once = "set_monitor: optimizer: expected one that holds parameters of the model, such as "
     assert [at_once in line for line in caplog.messages].index(True) == 0

@@ -22,9 +22,11 @@ from probe.cli import app
 from probe.core import anomaly_processor
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.config.load import load
+from probe.core.config.schema import Settings
 from probe.core.control.command_requests import ReduceLearningRate
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.messages import lines
+from probe.core.monitor.subject import warnings_for
 from probe.core.monitor.trainer_mon import NEVER_SET
 from probe.core.monitor_v2.configuration import read_monitor_v2
 from probe.core.monitor_v2.trainer import NEVER_STARTED, TrainerMonitorV2
@@ -39,6 +41,10 @@ from tests.required import require
 
 WG = {"wg_distribution": True}
 EXPLAIN = "`probe config explain KEY` describes a key"
+NO_EVENTS = """\
+monitor_config: {monitor_on: true, local_loss_format: [tensorboard]}
+tensorboard: {tensorboard_dir: plain/events}
+"""
 STRUCTURE = '{"fc": {"input": {"config": "tensor", "0": "size=(1,)"}}}'
 CALL = "call set_monitor(model, grad_acc_steps, optimizer"
 
@@ -443,7 +449,10 @@ def test_a_number_is_neither_model_nor_optimizer(package: str, place: int, name:
 VERBS: dict[str, Use] = {
     "a map that is a folder": Use(["compare", "run", "run", "--map", "."], ".: ", "a mapping file", "a folder", "give"),
     "an unknown number": Use(
-        ["compare", "run", "run", "--ops", "zzz"], "--ops", "there are max, min", "'zzz' is no number"
+        ["compare", "run", "run", "--ops", "zzz"], "--ops", "there are max, min", "'zzz' is no number", "name some"
+    ),
+    "event files that cannot be": Use(
+        ["config", "check", "t.yaml"], "t.yaml: ", "expected a folder for files", "got plain/events: ", "name another"
     ),
     "a file for the merged run": Use(
         ["merge", "run", "-o", "plain"], "plain: ", "expected a folder", "there is a file", "choose another"
@@ -530,23 +539,32 @@ WRITTEN = (("c.json", '{"ops": ["norm"]}'), ("true", "\0"))
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_wrong_use_of_a_verb(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_use_of_a_verb(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """No number of the system's errors is shown, and the command ends with an exit code."""
     wrong = VERBS[name]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", "usual")
     if "run" in wrong.use:
         write_run(tmp_path / "run", 0, range(2))
-    for file, text in (("plain", "x"), ("empty", ""), ("a.toml", "ndigits = 3"), ("s.json", STRUCTURE), *WRITTEN):
+    for file, text in (
+        ("t.yaml", NO_EVENTS),
+        ("plain", "x"),
+        ("empty", ""),
+        ("a.toml", "ndigits = 3"),
+        ("s.json", STRUCTURE),
+        *WRITTEN,
+    ):
         Path(file).write_text(text)
     for file in ("a.ipynb", "a.sh", "private", "a.zip"):
         Path(file).touch(0o600)
     done = CliRunner().invoke(app, wrong.use)
-    assert done.exit_code == (0 if name in ("an empty log", "one run twice") else 1 if name == "TOML" else 2), (
-        done.output
-    )
+    assert done.exit_code == (
+        0 if name in ("an empty log", "one run twice", "event files that cannot be") else 1 if name == "TOML" else 2
+    ), done.output
     assert "Errno" not in done.stderr
-    told(wrong._replace(remedy="" if wrong.remedy == EXPLAIN else wrong.remedy), done.stderr)
+    told(wrong._replace(remedy="" if wrong.remedy == EXPLAIN else wrong.remedy), done.stderr or caplog.text)
 
 
 def test_no_place_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,7 +594,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "the step": (lambda m: setattr(m, "step", 1), "monitor.step: cannot be assigned: 1 is left out"),
     "wrong ops": (lambda m: setattr(m, "ops", "max"), "monitor.ops: expected a list such as"),
     "no number at all": (lambda m: m.log(), "log: expected numbers by name, such as log(loss=2.5), got none"),
-    "no phase": (lambda m: m.phase(None), "phase: expected a name such as evaluation, got None"),
+    "no phase": (lambda m: m.phase(), "phase: expected a name such as evaluation, got ''; pass one"),
+    "a phase that nobody holds": (lambda m: m.phase("io").__enter__(), "phase: io was not left, and counts no further"),
     "no time": (lambda m: m.promise(-5), "promise: expected seconds above 0, got -5: it is left out"),
     "no seconds": (lambda m: m.flush("now"), "flush: expected seconds, got 'now'"),
     "no state": (lambda m: m.load_state_dict(3), "load_state_dict: expected what state_dict has returned, got 3"),
@@ -604,7 +623,26 @@ def test_mistakes_while_training_runs(parts: Parts, caplog: pytest.LogCaptureFix
     monitor.stop()
     for _ in range(2):
         monitor.log(loss=1.0)
-    assert caplog.text.count("log: the run has ended, so nothing is recorded; call log before stop") == 1
+        assert monitor.generate_wgrad_metrics() == ({}, {})
+    for text in (
+        "log: the run has ended, so nothing is recorded; call log before",
+        "got one that has ended: no numbers; call",
+    ):
+        assert caplog.text.count(text) == 1
+    assert "phase: expected that each is left before" not in caplog.text
+
+
+def test_a_phase_that_lasts_to_the_end(parts: Parts, caplog: pytest.LogCaptureFixture) -> None:
+    """Is told at the end of the run, and one within a phase that is left is not."""
+    monitor = parts.new(WG)
+    monitor.set_monitor(parts.model, 1, parts.optimizer)
+    with monitor.phase("checkpoint"):
+        pass
+    held = monitor.phase("evaluation")
+    held.__enter__()
+    monitor.stop()
+    told = [text for text in caplog.messages if text.startswith("phase: ")]
+    assert ["got evaluation, which lasted until now: its time counts" in text for text in told] == [True]
 
 
 def test_programs_own_attributes_and_replaced_methods_are_theirs(
@@ -661,6 +699,13 @@ def test_doubts_about_what_is_watched(
     parts.attach(parts.model, 1, parts.optimizer)
     assert "expected a parameter that requires a gradient, got none in it; set requires_grad" in caplog.text
     assert "has rank 1, and no number of ranks: expected WORLD_SIZE too; start all ranks with a launcher" in caplog.text
+
+
+@pytest.mark.parametrize(("variables", "told"), [({}, True), ({"MASTER_ADDR": "10.0.0.1"}, False)])
+def test_ranks_of_a_launch_without_a_name(variables: dict[str, str], told: bool) -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "2"} | variables
+    sentences = "".join(warnings_for(Settings(wg_distribution=True), 2, environ))
+    assert ("rank 0 of 2, and no name of the launch: expected MASTER_ADDR and MASTER_PORT too" in sentences) is told
 
 
 def test_a_callback_in_its_place(parts: Parts, caplog: pytest.LogCaptureFixture, capsys: Any) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tests.pytorch.toys import TinyNet, X
-from tests.pytorch.watching import read, watch
+from tests.pytorch.watching import EVERYTHING, read, watch
 from tests.required import require
 
 torch = require("torch")
+
+from probe.pytorch import TrainerMon  # noqa: E402 - only where torch is
 
 ENDED = "modules and parameters: rows that ended, since the program took the thing out of the model"
 SIGNALS = ("actv", "actv_grad", "grad_unreduced", "grad_reduced")
@@ -165,3 +167,25 @@ def test_layers_made_in_the_first_forward() -> None:
     rows, faults = train(Grown(), add)
     assert {("actv", "late.0.output"), ("grad_unreduced", "late.0.weight"), ("grad_reduced", "late.0.bias")} <= rows[2]
     assert faults == {}
+
+
+def test_a_part_without_values(caplog: pytest.LogCaptureFixture) -> None:
+    """A part on the meta device is named once, as no failure; it has rows from the step on in which it has values."""
+    model = TinyNet()
+    model.spare = torch.nn.Linear(2, 2, device="meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    monitor = TrainerMon(EVERYTHING)
+    monitor.set_monitor(model, 1, optimizer)
+    for step in range(4):
+        if step == 2:
+            model.spare.to_empty(device="cpu")
+            torch.nn.init.ones_(model.spare.weight), torch.nn.init.ones_(model.spare.bias)
+        model(X).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.stop()
+    told = [text for text in caplog.messages if "meta device" in text]
+    assert ["'spare.bias', 'spare.weight': they are left out until they have values" in text for text in told] == [True]
+    assert monitor.faults == {}
+    rows = read(monitor.output_directory)
+    assert {row.step for row in rows if (row.signal, row.name) == ("param_updated", "spare.weight")} == {2, 3}

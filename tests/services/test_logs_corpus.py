@@ -83,6 +83,32 @@ TABLES: dict[str, tuple[str, dict[str, float | str | None], list[str]]] = {
         {"loss": 0.25, "step": 49, "epoch": 1},
         [],
     ),
+    "deepmd-kit": (
+        "#  step      rmse_trn    rmse_e_trn         lr\n    100      1.39e+01      2.22e-01    1.0e-03\n",
+        {"step": 100, "learning_rate": 1e-3},
+        [],
+    ),
+    "Chainer": (
+        (
+            "epoch  iteration  main/loss  main/accuracy  lr         validation/main/loss\n"
+            "3      100        4.125                     1.25e-09   4.25\n"
+        ),
+        {"epoch": 3, "step": 100, "loss": 4.125, "learning_rate": 1.25e-9, "validation_loss": 4.25},
+        [],
+    ),
+    "deepxde": (
+        "Step      Train loss    Test loss     Test metric\n2000      [nan]         [6.50e+03]    [1.00e+00]\n",
+        {"step": 2000, "loss": "NaN", "test_loss": 6500},
+        ["nan_loss"],
+    ),
+    "Ray Tune": (
+        (
+            "| Trial name  | status  | iter |   total time (s) |    loss |\n"
+            "| train_00000 | RUNNING |    3 |            8.25  |   0.125 |\n"
+        ),
+        {"step": 3, "loss": 0.125, "step_time": None},
+        [],
+    ),
     "frame": (
         "│ step │ loss  │ lr     │\n│ 20   │ 7.125 │ 1.0e-4 │\n",
         {"step": 20, "loss": 7.125, "learning_rate": 1e-4},
@@ -195,8 +221,10 @@ def test_names_in_any_spelling() -> None:
         "step_time": "step_time, sec/step, s/it, time_per_step, seconds_per_step, elapsed time per iteration",
         "throughput": "samples/s, SamplesPerSec, examples_per_second, interval_samples_per_second, images/sec",
         "steps_per_second": "it/s, steps_per_sec, global_step/sec, train_steps_per_second",
-        "validation_loss": "val_loss, Validation Loss, val/loss, loss/val, Average Validation Loss",
-        "": "best loss, min loss, val accuracy, logit scale, data time, train_steps, total time, val_acc, time/batch",
+        "validation_loss": "val_loss, Validation Loss, val/loss, loss/val, Average Validation Loss, loss of val loss",
+        "epoch": "epoch, End of epoch, Training of Epoch",
+        "": "best loss, min loss, val accuracy, logit scale, data time, train_steps, total time, val_acc, time/batch, "
+        "load time, testing time, number of epoch, size of step",
     }  # fmt: skip
     assert {name: [ours(each) for each in spellings.split(", ")] for name, spellings in names.items()} == {
         name: [name] * len(spellings.split(", ")) for name, spellings in names.items()

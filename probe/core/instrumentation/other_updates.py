@@ -133,10 +133,10 @@ class OtherUpdates:
             self._follow(number, optimizer)
         elif number is not None:
             _log.warning(
-                "another optimizer (%s) updates the parameters of the one that is watched (%s), which takes no steps: "
-                "it is followed from now on",
-                type(optimizer).__name__,
+                "set_monitor: optimizer: expected one that updates, got %s, which takes no steps, while %s updates its "
+                "parameters: this one is followed from now on, without its first update; pass it to set_monitor",
                 type(run.optimizers[number]).__name__,
+                type(optimizer).__name__,
             )
             run.faults.lost(FIRST, 1)
             self._follow(number, optimizer)

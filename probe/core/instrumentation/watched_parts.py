@@ -25,6 +25,10 @@ STRANGE = (
     "the model and the optimizer that train together, after both are wrapped"
 )
 
+EMPTY = (
+    "expected parameters with values, got some of the meta device: %s: they are left out until they have values; give "
+    "them some, by to_empty() say, or take them out of the model"
+)
 _log = logging.getLogger("probe")
 
 
@@ -69,6 +73,9 @@ class WatchedParts:
         """True if the optimizers have no parameter of the models: another may be on its way."""
         self._replaced: dict[int, str] = {}
         """Parameters that others have replaced in the model, while an optimizer has them: another may be on its way."""
+        self._empty: dict[str, Parameter] = {}
+        """Parameters of the models that have no values yet, as those of the meta device, by full name."""
+        self._said_empty = False
         self._wrapping = True
         """True if a wrapper may still replace parameters before training begins."""
 
@@ -99,7 +106,7 @@ class WatchedParts:
         self._before = [*map(_ends, owned)]
         census = [id(parameter) for parameters in owned for parameter in parameters]
         structure = [self._hooks.structure(model) for _, model in self._run.chunks]
-        changed = structure != self._structure
+        changed = structure != self._structure or any(map(self._run.framework.tensors.is_tensor, self._empty.values()))
         if changed:
             for parameter in self._watched:
                 self._run.framework.parallel.check_again(parameter.thing)
@@ -192,10 +199,12 @@ class WatchedParts:
 
     def _watch_new(self) -> None:
         chunks = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
+        has_values = self._run.framework.tensors.is_tensor
+        self._empty = {full: thing for _, things in chunks for full, thing in things if not has_values(thing)}
         self._drop_removed({id(thing): (stage, full) for stage, things in chunks for full, thing in things})
         for stage, things in chunks:
             # looked up one by one: a parameter may have two names
-            new = ((full, thing) for full, thing in things if id(thing) not in self._present)
+            new = ((full, thing) for full, thing in things if id(thing) not in self._present and has_values(thing))
             full_names, squash = (full for full, _ in things), self._run.settings.squash_name
             for parameter in named(stage, new, full_names, self._names, squash):
                 if self._run.selection.watches(parameter):
@@ -272,6 +281,9 @@ class WatchedParts:
         if self._strange:
             self._strange = False
             self._run.faults.note("optimizer", ValueError(STRANGE))
+        if self._empty and not self._said_empty:
+            self._said_empty = True
+            _log.warning(EMPTY, _listed(self._empty))
         if self._replaced:
             for identity in map(id, self._hooks.owned(optimizer)):
                 if (full := self._replaced.pop(identity, None)) is not None:

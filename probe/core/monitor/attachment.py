@@ -45,6 +45,10 @@ _runs = count()
 """Number of attachments in this process; the same on ranks that train together."""
 JUDGEMENT_SECONDS = 0.1
 """Longest wait for the judgement of a step with a loss that is not finite."""
+UNLEFT = (
+    "phase: expected that each is left before the run ends, got %s, which lasted until now: its time counts all steps "
+    "since; write `with monitor.phase(...):`"
+)
 UNSTEPPED = (
     "no training step was seen: expected updates by the optimizer passed to set_monitor, got none; call its step(), or "
     "pass the one that trains, after it is wrapped"
@@ -388,6 +392,8 @@ class Attachment:
             attempt(self.faults, WHERE, session.steps.flush_partial)
         elif self.run.clock.step == self.first:
             _log.warning(UNSTEPPED)
+        if self._cause == "exit" and (names := ", ".join(self.numbers.open_phases)):
+            _log.warning(UNLEFT, names)
         self._ended_at = self.run.clock.step
         self.session = None
 

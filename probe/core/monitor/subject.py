@@ -26,7 +26,7 @@ from probe.core.instrumentation.selection import Lead, Selection, watched
 from probe.core.instrumentation.signals.features.source import unknown
 from probe.core.instrumentation.signals.sources import chosen
 from probe.core.instrumentation.signals.structure import prepare
-from probe.core.launch import RANKS, WORLDS, launched
+from probe.core.launch import RANKS, WORLDS, launch_names, launched
 from probe.core.moments import columns_for
 from probe.core.monitor.arguments import Arguments
 
@@ -261,9 +261,16 @@ def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> 
     if 0 < world <= rank:
         yield f"the environment has rank {rank} of {world}: expected 0 to {world - 1}; correct or unset the variables"
     elif not world and rank and ranks == 1:
+        name, size = next(pair for pair in zip(RANKS, WORLDS, strict=True) if environ.get(pair[0], "").isdecimal())
         yield (
-            f"the environment has rank {rank}, and no number of ranks: expected WORLD_SIZE too; start all ranks with a "
-            "launcher such as torchrun, or unset RANK"
+            f"the environment has rank {rank}, and no number of ranks: expected {size} too; start all ranks with a "
+            f"launcher such as torchrun, or unset {name}"
+        )
+    elif world > 1 and environ.get("RANK") and not launch_names(environ):
+        yield (
+            f"the environment has rank {rank} of {world}, and no name of the launch: expected MASTER_ADDR and "
+            "MASTER_PORT too; without them the ranks are not known to belong together, and each sends its alerts: "
+            "start all ranks with a launcher such as torchrun, or unset RANK and WORLD_SIZE"
         )
     if settings.module_ranks and min(settings.module_ranks) >= ranks:
         yield (

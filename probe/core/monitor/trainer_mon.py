@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from inspect import GEN_CREATED, getgeneratorstate
+from inspect import GEN_CREATED, GEN_SUSPENDED, getgeneratorstate
 from typing import Any, overload
 
 from probe.core.backend.protocols import FrameworkAdapter, Remove
@@ -201,7 +201,9 @@ class Monitor(AssignedSettings):
         """Call ``listener`` with each collected step, on the delivery thread: training does not wait for it, and its
         failures are counted. Return a function that ends this."""
         if not callable(listener):
-            self._report("on_snapshot: expected a function, got %.80r: it is left out", listener)
+            self._report(
+                "on_snapshot: expected a function, got %.80r: it is left out; pass one that takes a snapshot", listener
+            )
             return lambda: None
         self._listeners.add(listener)
         return lambda: self._listeners.remove(listener)
@@ -239,14 +241,14 @@ class Monitor(AssignedSettings):
         if values:
             self.log(step=self.step - 1 if self.step > self._first else None, **values)
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def phase(self, name: str = "") -> AbstractContextManager[None]:
         """Return a context whose time is recorded as ``phase/{name}_seconds``, for names such as ``evaluation``,
         ``checkpoint`` and ``data``.
 
         While it lasts, a run counts as busy with that phase, not as one that stands still in a step.
         """
         if not isinstance(name, str) or not name:
-            self._report("phase: expected a name such as evaluation, got %.80r", name)
+            self._report("phase: expected a name such as evaluation, got %.80r; pass one", name)
         numbers = self._attachment.listening_numbers() if self._attachment is not None else None
         if numbers is None:
             return nullcontext()
@@ -255,14 +257,18 @@ class Monitor(AssignedSettings):
         return context
 
     def _look_at_phase(self, generator: Any, name: str) -> None:
-        """Report a phase whose context is gone and was never entered."""
-        if generator is not None and getgeneratorstate(generator) == GEN_CREATED:
-            self._report("phase: %.80s was not entered, and counts nothing; write `with monitor.phase(...):`", name)
+        """Report a phase whose context is gone and was never entered, or never left."""
+        state = generator and getgeneratorstate(generator)
+        if state in (GEN_CREATED, GEN_SUSPENDED):
+            lack = "not entered, and counts nothing" if state == GEN_CREATED else "not left, and counts no further"
+            self._report(f"phase: %.80s was {lack}; write `with monitor.phase(...):`", name)
 
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``: until then the run does not count as standing still."""
         if isinstance(seconds, int | float) and not seconds > 0:
-            self._report("promise: expected seconds above 0, got %r: it is left out", seconds)
+            self._report(
+                "promise: expected seconds above 0, got %r: it is left out; pass how long it may take", seconds
+            )
             return
         if self._attachment is not None:
             self._attachment.numbers.promise(seconds)
@@ -289,7 +295,9 @@ class Monitor(AssignedSettings):
             RuntimeError: if no model is watched.
         """
         if not callable(listener):
-            self._report("on_run_step: expected a function, got %.80r: it is left out", listener)
+            self._report(
+                "on_run_step: expected a function, got %.80r: it is left out; pass one that takes a step", listener
+            )
         if self._unwatched or not callable(listener):
             return lambda: None
         numbers = self._attachment.listening_numbers() if self._attachment is not None else None
@@ -310,7 +318,8 @@ class Monitor(AssignedSettings):
             restored = self._attachment.numbers.load_state_dict(state)
         if not isinstance(state, Mapping) or (state and self._attachment is not None and not restored):
             self._report(
-                "load_state_dict: expected what state_dict has returned, got %.80r: nothing is restored", state
+                "load_state_dict: expected what state_dict has returned, got %.80r: nothing is restored; pass that",
+                state,
             )
 
     # The end.
@@ -370,7 +379,7 @@ class Monitor(AssignedSettings):
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
         if not isinstance(timeout, int | float):
-            self._report(f"flush: expected seconds, got %.80r: {FLUSH_SECONDS:g} are taken", timeout)
+            self._report(f"flush: expected seconds, got %.80r: {FLUSH_SECONDS:g} are taken; pass a number", timeout)
             timeout = FLUSH_SECONDS
         return self._attachment.flush(timeout) if self._attachment is not None else True
 
@@ -390,6 +399,9 @@ class Monitor(AssignedSettings):
         if not getattr(self.settings, key):
             self._report(f"{key}: expected true where these numbers are asked for, got false: there are none")
         attachment = self._attachment_for("no model is watched, so there are no numbers of gradients and activations")
+        if attachment is not None and not self._attached:
+            call = "generate_wgrad_metrics and generate_xy_metrics"
+            self._report(f"{call}: expected a run in progress, got one that has ended: no numbers; call before stop")
         if attachment is None or attachment.session is None:
             return {}, {}
         return attempt(self._noted, "read", read, attachment.run, attachment.session.steps) or ({}, {})

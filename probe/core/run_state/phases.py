@@ -29,7 +29,8 @@ class Phases:
 
     def __init__(self, marks: PhaseMarks | None = None, now: Callable[[], float] = time.perf_counter) -> None:
         self._marks, self._now = marks, now
-        self._open: list[str] = []
+        self.open: list[str] = []
+        """Names of the phases in progress."""
         self._seconds: dict[str, float] = {}
         self._since = 0.0
 
@@ -37,15 +38,15 @@ class Phases:
     def phase(self, name: str) -> Iterator[None]:
         """Return a context whose time counts for the phase ``name``."""
         self._turn()
-        self._open.append(name)
+        self.open.append(name)
         if self._marks is not None:
             self._marks.enter(name)
         try:
             yield
         finally:
             self._turn()
-            if self._open:
-                self._open.pop()
+            if self.open:
+                self.open.pop()
             if self._marks is not None:
                 self._marks.leave()
 
@@ -58,7 +59,7 @@ class Phases:
     def _turn(self) -> None:
         """Count the time since the last call for the phase in progress."""
         now = self._now()
-        if self._open:
-            name = self._open[-1]
+        if self.open:
+            name = self.open[-1]
             self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
         self._since = now

@@ -201,7 +201,9 @@ class RunNumbers:
             self._put_late(values)
         else:
             if MISPLACED not in self._faults.counts:
-                text = "log: expected step=%d, in progress, or %d, the one before; got %.80r: not recorded"
+                text = (
+                    "log: expected step=%d, in progress, or %d, the one before; got %.80r: not recorded; leave step out"
+                )
                 _log.warning(text, self._last + 1, self._last, step)
             self._faults.lost(MISPLACED, len(values))
 
@@ -232,6 +234,11 @@ class RunNumbers:
         """Return a context whose time is recorded as the phase ``name``."""
         self.begin()
         return self._phases.phase(writable(name))
+
+    @property
+    def open_phases(self) -> list[str]:
+        """Names of the phases in progress."""
+        return self._phases.open
 
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``."""

@@ -168,7 +168,8 @@ def anomalies_of(
         if name == "loss_scale" or name[:5] == "loss/" or not OTHERWISE.isdisjoint(name.split("_"))
     )
     # a scale and a share of the batch are no loss, though the word stands beside the number
-    stated = frozenset(kind for part, kind in STATED.items() if any(part in name for name in _finite(metrics)))
+    known = {} if b"invalid loss" in low else STATED
+    stated = frozenset(kind for part, kind in known.items() if any(part in name for name in _finite(metrics)))
     for sign, match in signs_in(low, NAN if counted or named or anomalies else stated, error) if searched else ():
         if sign.kind == "gpu_xid":
             anomaly = _xid(match, language)
@@ -208,7 +209,7 @@ class Judged:
     """Ranks of which a collective has not ended in time."""
     counters: dict[int | None, Metrics] = field(default_factory=dict)
     """Step, epoch and batch of the latest line of each rank that had any: the head of a block."""
-    columns: Columns = ()
+    columns: Columns = field(default_factory=dict)
     """Names of the columns of the latest table."""
 
 

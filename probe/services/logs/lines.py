@@ -16,18 +16,21 @@ from probe.services.logs.signs import NEEDLES
 
 BLOCK = 1 << 20
 """Bytes that are read at once."""
-ROW = b"row"
-"""Name of the expression of a row of a table."""
+ROW, FRAMED, HEAD = b"row", b"framed", b"head"
+"""Names of the expressions of a row of numbers, a row in a frame, and the head of a table that no other word shows."""
 NOTABLE: Words = any_of(
     [
         b"loss", b"it/s", b"s/it", b"samplespersec", b"samples/s", b"per_step_time", b"per step time", b"skipped=",
         b"overflow", b"grad_norm", b"grad norm", b"global_norm", b"step time", b"gb / ", b"gib / ", b"epoch time",
         b"throughput", b"accuracy", b"words/s", b"cost", b"tok/s", b"tokens/s", b"/sec", b"step=", b"batch=",
-        b"= step ", b" rate, ", b" iter, ", b"objf", b"objective function", b"(% done)", b"learn: ", b"gpu_mem", ROW,
+        b"= step ", b" rate, ", b" iter, ", b"objf", b"objective function", b"(% done)", b"learn: ", b"timer: ",
+        b"gpu_mem", ROW, FRAMED, HEAD,
         b"warn", b"error", b"critical", b"fatal", b"exception", b"traceback", b"panic",
     ],
     {
         b"gpu_mem": rb"gpu_?mem",
+        FRAMED: rb"(?m:^ {0,4}[|][^|\n]{1,64}[|][^|\n]{1,64}[|][^\n]{1,400}[|] {0,4}$)",
+        HEAD: rb"(?m:^[# ]{0,16}(?:step|epoch|batch|iter\w{0,6}) {2,16}\w)",
         ROW: rb"(?m:^[ |\t\xe2\x94\x82]{0,16}\d[\d ./,:|\te+\xe2\x94\x82()%smMkKGB-]{8,160}"
         rb"(?:\w{1,40}\.py:\d{1,5})?$)",
     },

@@ -8,7 +8,7 @@ seconds.
 from __future__ import annotations
 
 import re
-from math import isfinite, isinf
+from math import isfinite, isinf, isnan
 from typing import Any
 
 from probe.services.logs.expressions import Expression
@@ -21,7 +21,7 @@ Metrics = dict[str, Number]
 MOST = 128
 """Largest number of metrics of one line."""
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:\d-] |(?:info|debug) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
+    rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
     rb"[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
@@ -47,9 +47,10 @@ UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
 UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
-UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[KMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
+UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[kKMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
-    rb"\b([A-Za-z_][\w/-]{0,47}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
+    rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?"
+    rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
     rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
@@ -65,13 +66,14 @@ ENTRY = Expression(
 )
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
-    rb"(?i)\b(?:epoch|train)\s?(?:\(train\))?:?\s{0,4}\[?\s{0,4}(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
+    rb"(?i)\b(?:epoch|train|val|test)\s?(?:\(train\))?:?\s{0,4}\[?\s{0,4}(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
     rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[( ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
 GLUED = Expression(rb"(?:^|[ (\[>])epoch(\d{1,6})(?:$|[ ,;:)\]])")
-"""Epoch at its name: ``start train epoch1``."""
+GLUED_STEP = Expression(rb"[ (\[>](?:iteration|iter|step)(\d{1,9})(?:$|[ ,;:)\]])")
+"""Count at its name: ``start train epoch1``."""
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
 """Count before its name: ``finished 120 iterations``."""
 """Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
@@ -94,17 +96,29 @@ FIRST = Expression(
 WHOLE = Expression(rb"[a-z\])] {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
 """Count of a whole anywhere before the loss: ``Process 100/3161(3%) average loss: 2.3``."""
 BRACKETED = Expression(
-    rb"(?i)(?:^|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>-])\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
+    rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>-])\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
 )
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
 COLUMN = Expression(rb"^\s{0,8}(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z])")
 """Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``."""
-ROUND = Expression(rb"(?:^|INFO )\[(\d{1,9})\]():?(?:\t|\s{2})")
-"""Iteration in brackets before columns: ``[500]    train-logloss:0.16``."""
+PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
+"""Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
+OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6}): {1,8}(\d{1,9})/(\d{1,9})\] ")
+"""Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``."""
+PART = Expression(rb"^\s{0,4}([A-Za-z]\w{0,12}):\s{1,4}(\d{1,9}\.\d{1,9}|nan)\s{0,4}$")
+"""Cell of a row of parts and their sum: ``B: 5.5 | C: 3.7 | T: 9.2``."""
+PARTS_OF_SUM = 4
+"""Smallest number of such cells, the sum among them."""
+HEADLESS = Expression(rb"^\s{0,8}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GM]B?\s")
+"""Epoch and memory at the begin of a row of which the head is not there."""
+ROUND = Expression(rb"(?:^|INFO )\[(\d{1,9})\]():?\s{1,16}(?:train|valid|eval|test|dtrain)")
+"""Iteration in brackets before columns of data: ``[500]    train-logloss:0.16``."""
+TRIPLE = Expression(rb"^([A-Za-z_][\w/.]{1,64}) {1,8}(" + NUMBER + rb") {1,8}(\d{1,9})$")
+"""Name, value and step alone: ``losses/q1_loss 65.3581 193000``."""
 WRITER = Expression(rb"\.py:\d{1,6}\] \[(\d{1,9})\] [a-z]")
 """Step of the log writer of JAX's libraries: ``logging_writer.py:48] [120] loss=3.2``."""
 ROW = Expression(
-    rb"^\s{0,64}\|\s{0,16}([A-Za-z_][\w/ -]{0,40}?)\s{0,64}\|\s{0,16}(" + NUMBER + rb")\s{0,64}\|\s{0,16}$"
+    rb"^\s{0,64}\|\s{0,16}([A-Za-z_][\w/ -]{0,40}?)\s{0,64}\|\s{0,16}(" + NUMBER + rb")\s{0,64}\|()\s{0,16}$"
 )
 """Row of a table: ``| loss | 0.12 |``."""
 GPU = Expression(rb"\b(?:GPU|NPU)\s{0,2}(\d{1,4}): ?([\d.]{1,12})\s?Gi?B\s?/\s?([\d.]{1,12})\s?Gi?B")
@@ -148,10 +162,11 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _fields(line[: line.index(b"{'")], before)
         return metrics | {name: value for name, value in before.items() if name in COUNTERS - metrics.keys()}
     if _may_have_fields(low):
-        if b"epoch" in low or b"train" in low:
+        if b"epoch" in low or b"train" in low or b": [" in low:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
             _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
             _counts(GLUED, ("epoch",), low, metrics)
+            _counts(GLUED_STEP, ("step",), low, metrics)
         _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
@@ -178,19 +193,42 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
         _counts(WRITER, ("step",), line, metrics)
     if b"finished " in low or b"completed " in low:
         _counts(DONE, ("step", "total_steps"), low, metrics)
-    if ("loss" in metrics or "objective" in metrics) and "step" not in metrics and "batch" not in metrics:
-        for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, ROUND):
-            _counts(expression, ("step", "total_steps"), line, metrics)
-        if b"it [" in line:
-            _counts(OPEN_BAR, ("batch" if "epoch" in metrics else "step",), line, metrics)
-        if "total_epochs" not in metrics:
-            _counts(WHOLE, ("step", "total_steps"), re.split(b"loss|obj", low, maxsplit=1)[0], metrics)
-    elif not metrics and b"|" in line and (found := ROW.search(line)):
-        _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
-    if b"/s" in low or b"s/" in low:
+    _sum(line, metrics)
+    judged = any(name.endswith(("loss", "objective")) for name in metrics)
+    if judged and "step" not in metrics and "batch" not in metrics:
+        _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
+        _counted_so_far(line, low, metrics)
+    elif not metrics and (found := (ROW if b"|" in line else TRIPLE).search(line)):
+        known = _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
+        _put(metrics, "step" if known else "", found.group(3))
+    if b"/s" in low or b"s/" in low or b"s / " in low:
         _rates(line, metrics)
     if "loss" in metrics and "step_time" not in metrics and (found := CELL.search(line)):
         _put(metrics, "step_time", found.group(1), UNITS.get(found.group(2).decode(), 1.0))
+
+
+def _counted_so_far(line: bytes, low: bytes, metrics: Metrics) -> None:
+    """Add the count of a line about a loss that has no name."""
+    for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN):
+        _counts(expression, ("step", "total_steps"), line, metrics)
+    if b"it [" in line:
+        _counts(OPEN_BAR, ("batch" if "epoch" in metrics else "step",), line, metrics)
+    if "total_epochs" not in metrics:
+        _counts(WHOLE, ("step", "total_steps"), re.split(b"loss|obj", low, maxsplit=1)[0], metrics)
+
+
+def _sum(line: bytes, metrics: Metrics) -> None:
+    """Add as the loss the cell of a row that is the sum of the others, or NaN if all are."""
+    cells = line.split(b"|", 64)
+    if "loss" in metrics or len(cells) <= PARTS_OF_SUM:
+        return
+    found = filter(None, map(PART.match, cells))
+    parts = [float(each.group(2)) for each in found if not ours(each.group(1).decode("ascii"))]
+    if len(parts) < PARTS_OF_SUM:
+        return
+    if abs(2 * max(parts) - sum(parts)) < len(parts) / 1000 or all(map(isnan, parts)):
+        metrics["loss"] = max(parts)
+        _counts(PAIR, ("epoch", "step", "total_steps"), line, metrics)
 
 
 def _counts(expression: Expression, names: tuple[str, ...], line: bytes, metrics: Metrics) -> None:
@@ -202,6 +240,10 @@ def _counts(expression: Expression, names: tuple[str, ...], line: bytes, metrics
 
 def _of_formats(line: bytes, low: bytes, metrics: Metrics) -> None:
     """Add the numbers of lines of a form of their own."""
+    if line[:1] == b"[" or b"INFO [" in line:
+        _counts(ROUND, ("step", "total_steps"), line, metrics)
+    if b"%" in line:
+        _counts(HEADLESS, ("epoch", "total_epochs"), line, metrics)
     if b"pu" in low and (found := GPU.search(line)):
         _memory(found.groups(), metrics)
     if b"samples/s/p" in line and (found := SAMPLES.search(line)):
@@ -273,6 +315,8 @@ def put_entry(metrics: Metrics, name: str, text: bytes, second: bytes, otherwise
     which may be empty."""
     plain, _, unit = (name.partition("/")[0] if second else name).partition("(")
     known = _of_rate(ours(plain.strip()), unit.rstrip(")"))
+    if known == "step" and name.startswith("total"):
+        metrics.pop(known, None)  # after those since the last line
     if _put(metrics, known or otherwise, text, _divisor(known, unit.rstrip(")"))) and second:
         _put(metrics, TOTALS.get(known, ""), second)
 
@@ -401,10 +445,14 @@ def _no_unit_of(known: str, unit: str, text: bytes, second: bytes) -> bool:
 def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     """Return our name for one in a log, and the unit: as stated, or as the name ends: ``elapsed_ms``, ``time in s``."""
     unit = (stated or b"").decode("ascii", "replace")
+    if "." in name and not ours(name.rpartition(".")[2]):
+        return "", unit  # a file: ``loss_scaler.py:188``
     if known := ours(name):
         return _of_rate(known, unit) if known in RATED else known, unit
     if name.startswith("ms/"):
         return ours(name[1:]), "ms"
+    if unit and name.startswith("time/"):
+        return ours(name.replace("/", " per ")), unit
     for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s"), ("_s", "s")):
         if name.endswith(end) and (known := ours(name.removesuffix(end))) in SECONDS:
             return known, unit or of_name

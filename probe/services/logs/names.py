@@ -22,12 +22,13 @@ WORDS = {
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
-    "global iteration, training iteration, num updates, train num updates, updates, n updates, current steps, "
-    "current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
+    "global iteration, training iteration, num updates, train num updates, updates, n updates, nupdates, itn, "
+    "total train updates, "
+    "current steps, current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
     "batch": "batch, trainbatch",
-    "time": "time, seconds, dt, time cost, cost time, time taken",
+    "time": "time, timer, seconds, dt, time cost, cost time, time taken",
     "step_time": "step time, per step time, time this iter, iter time, iteration time, step avg, train step timing, "
     "elapsed step time, batch time, batch cost",
     "epoch_time": "epoch time",
@@ -85,16 +86,16 @@ PARTS = frozenset(
 )
 """Words before a loss that make it a part of it, or another model's: ``critic loss``."""
 OF_TRAINING = frozenset({"train", "training"})
-WHOLE = OF_TRAINING | {"total", "running"}
-"""Words before a time that make it one of the whole training."""
 QUALIFIERS = OF_TRAINING | {
     "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global",
     "total", "reduced", "batch", "epoch",
 }  # fmt: skip
 """Words beside a name that leave it the same quantity, but for counters and times: ``avg loss``, ``train lr``."""
+TIMED = QUALIFIERS - OF_TRAINING - {"total", "running"} | {""}
+"""Words before a time that leave it that of a step: not a ``total time``, nor a ``load time``."""
 SCOPES = OF_TRAINING | {
-    "trainer", "actor", "policy", "model", "optim", "optimizer", "perf", "timing", "global", "system", "counters",
-    "losses", "memory",
+    "trainer", "main", "actor", "policy", "model", "optim", "optimizer", "perf", "timing", "global", "system",
+    "counters", "losses", "memory",
 }  # fmt: skip
 """Parts of a program, as in ``train/loss``, whose numbers are those of the training."""
 OF_SCOPES = frozenset({"learning_rate", "gradient_norm"})
@@ -111,8 +112,9 @@ OTHERWISE = frozenset(
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 
-EDGES = (["end", "of"], ["start", "of"], ["beginning", "of"])
-"""Words before a counter that leave it one: ``End of epoch 3``."""
+ONE = frozenset({"epoch", "step", "iteration"})
+"""Words of which one is counted: ``End of epoch 3``, if no word of :data:`AMOUNTS` stands before them."""
+AMOUNTS = frozenset({"number", "num", "size", "count"})
 
 
 @lru_cache(2048)
@@ -123,12 +125,13 @@ def ours(name: str) -> str:
     if len(name) > LONGEST:
         return ""
     for start, word in enumerate(words):
-        if start and (words[start - 1] in OTHERWISE or word in ALONE) and words[start - 2 : start] not in EDGES:
+        one = (word in ONE or word in HELD_OUT) and words[start - 1] == "of" and AMOUNTS.isdisjoint(words[:start])
+        if start and (words[start - 1] in OTHERWISE or word in ALONE) and not one:
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):
             before = words[start - 1] if start else ""
-            if (known == "time" and before in WHOLE) or (known in COUNTERS and before == "episode"):
+            if (known == "time" and before not in TIMED) or (known in COUNTERS and before == "episode"):
                 return ""
             if known == "loss" and before in PARTS:
                 return f"{before}_loss"
@@ -169,6 +172,6 @@ def _of_scope(scope: str, name: str) -> str:
     if first.startswith("timing"):
         return "step_time" if name == "step" else named(name)
     if first in HELD_OUT:
-        return HELD_OUT[first] if named(name) == "loss" else ""
+        return HELD_OUT[first] if ours(name) == "loss" else ""
     known = named(name) if first in SCOPES else ""
     return known or (named(f"{scope} {name}".replace("/", " ")) if scope else "")

@@ -45,6 +45,8 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
+AT = Expression(rb"\b((?i:loss)|accuracy) (?:at|after) (step|epoch|iteration) (\d{1,9}):? {1,4}(" + NUMBER + rb")")
+"""The same with the counter: ``loss at step 100: 1.5``."""
 PADDED = Expression(rb" {2,64}= {1,32}")
 """Equals sign that stands in a column: ``train_loss          =     0.72``."""
 SHORT = (
@@ -53,6 +55,12 @@ SHORT = (
     (b"\xef\xbc\x8c", b", "), (b"' reached ", b"': "),
 )  # fmt: skip
 """Abbreviations of counters and rates, ``training's l2``, Marian's time since its last line, and wide signs."""
+PRINTED = Expression(rb"^\s{0,8}\[\d{1,6}\] \"(.{1,512})\"\s{0,8}$")
+"""Text as R prints it: ``[1] "[7]: train loss 0.01"``."""
+FRACTION = Expression(rb"\bepochs([:=] ?\d{1,6}\.\d)")
+"""Epochs so far: ``epochs:4.23``; those to be trained are whole."""
+RUN_ON = Expression(rb"(\d\.\d{1,8})([A-Z][a-z]{3})")
+"""End of a bar's state that the next message follows at once: ``loss: 44.4110Batch 3``."""
 TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z ]{0,24}))?$")
 """Part of a row of numbers before their names, the first after the step: ``10  41.2 ms run,  2.31 loss``."""
 OF_ROWS = {b"avg": b"loss", b"rate": b"learning rate"}
@@ -79,7 +87,18 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = NOT_A_NUMBER.replace(line, b"nan")
     if b"#" in line or b"\xe2\x88\x9e" in line:
         line = INFINITY.replace(line, b"inf")
-    return _ordered(line)
+    return _ordered(_separated(line))
+
+
+def _separated(line: bytes) -> bytes:
+    """Return a line without the quotes of a printed text, with a blank behind a number that runs into a message."""
+    if b'] "' in line:
+        line = PRINTED.replace(line, rb"\1")
+    if b"epochs" in line:
+        line = FRACTION.replace(line, rb"epoch\1")
+    if b" - " in line and b"loss: " in line:
+        line = RUN_ON.replace(line, rb"\1 \2")
+    return line
 
 
 def _ordered(line: bytes) -> bytes:
@@ -95,7 +114,7 @@ def _ordered(line: bytes) -> bytes:
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
-        line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
+        line = NUMBERED.replace(AT.replace(line, rb"\1: \4  \2: \3 "), rb"\1: \3  step: \2 ")
     if (
         b"," in line
         and (b" loss," in line or b" rate," in line or b" iter," in line)

@@ -80,18 +80,19 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "container_oom critical kernel oom",
         "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error, "
-        "memory limit",
+        "memory limit, memory usage limit, memory budget",
         rb"cgroup out of memory: kill|constraint_memcg",
         rb"\boom ?killed\b|\boom[_-]kill event",
         rb"\bsrun: error: [^|]{1,80}: out of memory",
-        rb"\bexceeded (?:job|step) memory limit",
+        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)",
     ),
     _sign(
         "host_oom critical kernel oom",
         "killed process, kill process, oom-killer, oom killer, 'oom-kill', oom_reaper, constraint_none, "
         "defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
-        "memory, memory segment, bus error, due to memory pressure, resource: memory, low on memory, [memorypressure]",
+        "memory, memory segment, bus error, due to memory pressure, "
+        "resource: memory, low on memory, [memorypressure]",
         rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'",
         rb"\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer",
         rb"oom_reaper: reaped|constraint=constraint_none",
@@ -139,7 +140,7 @@ SIGNS: tuple[Sign, ...] = (
         "nan, inf, finite",
         NOT_FINITE,
         rb"\bno[nt][ -]?finite",
-        needs=rb"\bgrad(?:s|ients?)?\b|\b(?:grad|gradient|global)[ _]norm\b",
+        needs=rb"\bgrad(?:s|ients?)?\b|(?:\b|_)(?:grad|gradient|global)[ _]norm\b",
     ),
     _sign(
         "nan_value high training nan",
@@ -181,7 +182,6 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bnode: ?\w{1,40} is timed out",
         rb"\bbarrier timed out",
         rb"\btimed out initializing process group\b",
-        rb"notify register times out",
         rb"detected no heartbeat|\bdid not (?:get|receive)[^|]{0,24} heartbeat",
         rb"store[^|]{0,40} timed out",
         rb"\b(?:connect(?:ion)?|wait) timeout(?:$|[.!,:]| after | \[)",
@@ -202,7 +202,6 @@ SIGNS: tuple[Sign, ...] = (
         rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats|\bgot completion from peer\b[^|]{0,64} with (?:error|status)",
         rb"\[c10d\][^|]{0,120}\bfailed\b",
-        rb"\bfailed to \w[^|]{0,80}\bhccl",
         rb"\btransport retry count(?:er)? exceeded\b",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
@@ -260,7 +259,7 @@ SIGNS: tuple[Sign, ...] = (
         "illegal memory access, launch failure, misaligned address, cuda_error_, error from cuda, cuda failure, "
         "cudaerror, error from device, device error, inner error, _status_, synstatus, initialization failed, "
         "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
-        "err99, runtime result, runtime acl, call acl, call rt, aclrt, happen error, stream failed, gpu reset begin, "
+        "err99, runtime result, runtime acl, call acl, call rt, aclrt, stream failed, gpu reset begin, "
         "halted unexpectedly, amdgpu, nvrm: , habanalabs, "
         "device recovery, " + ASCEND,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
@@ -279,7 +278,6 @@ SIGNS: tuple[Sign, ...] = (
         rb"\blaunch kernel failed\b|\bdevice error: |\binner error is reported\b",
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
-        rb"\bkernel (?:task )?happen error\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b|\bdevice recovery failed\b",
         rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive)\b",
@@ -309,10 +307,12 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, due to time limit, due to preemption, preempted, forcing job, got signal, caught signal, "
-        "received signal, "
+        "cancelled at, walltime, wallclock, wall time, time limit, thread limit, cpu limit, due to preemption, "
+        "preempted, forcing job, got signal, caught signal, received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b",
+        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,24}\b(?:wall ?(?:time|clock)|time|cpu|thread) limit|"
+        rb"\bwall ?(?:time|clock) [^|.]{0,24}\bexceed(?:s|ed)\b",
         rb"due to (?:time limit|preemption)|\bforcing job termination\b|\bpreempted by\b",
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
@@ -325,7 +325,7 @@ SIGNS: tuple[Sign, ...] = (
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
         "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
-        "non-zero status, been shut down, "
+        "non-zero status, non-zero exit code, been shut down, "
         "failure of node, "
         "has failed, oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
         "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
@@ -340,7 +340,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bencountered a fatal error\b",
         rb"process \d{1,9} (?:terminated with (?:signal|exit code|the following error)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
-        rb"\breturned non-zero exit status [1-9]|\bexited with non-zero (?:exit )?(?:status|code)\b",
+        rb"\breturned non-zero exit status [1-9]|\bexited with (?:a )?non-zero (?:exit )?(?:status|code)\b",
         rb"\bdue to failure of node\b|\bhas been shut down\. this (?:was|has been) caused by an exception\b",
         rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",

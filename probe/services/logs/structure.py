@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from probe.services.logs.expressions import Expression
-from probe.services.logs.metrics import number_of
+from probe.services.logs.metrics import ROUND, number_of
 
 HEAD = 256
 """Bytes at the beginning of a line in which the level is looked for."""
@@ -127,7 +127,7 @@ def rank_of(line: bytes) -> tuple[int | None, int | None]:
     rank, local = _named_ranks(line) if b"ank" in line or b"RANK" in line else (None, None)
     head = line[:64].lstrip()
     if b"]:" in head or b">:" in head or (ROLE_FOLLOWS in head and head[:1].isalpha()):
-        if rank is None and (found := MPI.match(head) or BARE.match(head)):
+        if rank is None and (found := MPI.match(head) or (not ROUND.match(head) and BARE.match(head))):
             rank = int(found.group(1))
         elif rank is None and local is None and (found := ROLE.match(head)):
             local = int(found.group(1) or found.group(2))

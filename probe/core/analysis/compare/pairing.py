@@ -235,7 +235,7 @@ class Sides:
                 f"the runs have no signal in common: A has {', '.join(a) or 'none'}; B {', '.join(b) or 'none'}{unlike}"
             )
         ops = {op for signal in common for op in self.census.numbers("a", signal)}
-        are = f"; there are {', '.join(sorted(ops))}"
+        are = f"; there are {', '.join(sorted(ops))}: name some of these"
         unknown = [
             f"--ops: {op!r} is no number of A{nearest(op, ops) or are}" for op in self.options.ops if op not in ops
         ]
