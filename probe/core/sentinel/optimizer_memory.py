@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +112,10 @@ class OptimizerMemory:
         """Step at which its schedule was at the last update."""
         self.advances = 0, 0
         """Steps by which that goes on in each update, and the number of updates in a row in which it did."""
+        self.updates = 0
+        """Updates so far."""
+        self.oddities: Callable[[], Mapping[str, tuple[str, ...]]] | None = None
+        """Function that waits for what the latest look for oddities shows."""
         self.clear()
 
     def advance(self, scheduled: int | None) -> int:

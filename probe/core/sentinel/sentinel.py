@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from probe.core.backend.protocols import Optimizer, Remove, Tensor, TrainingLoop
 from probe.core.checks.update_facts import Gradients, UpdateFacts
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.records import Outcome
@@ -28,6 +29,8 @@ from probe.core.sentinel.optimizer_memory import SOME, OptimizerMemory, RunningB
 from probe.core.sentinel.read_update import ReadUpdate
 from probe.core.sentinel.watched_optimizers import WatchedOptimizers
 
+LOOKS = frozenset({3, 13, 23})
+"""Updates of an optimizer in which oddities are looked for."""
 MOST_BACKWARDS = 4096
 """Backwards that are remembered until the next update, of an optimizer that may never be updated."""
 
@@ -352,7 +355,17 @@ class Sentinel:
             overrun=self._loop.overrun(optimizer, times) if times > 1 else "",
             forwards=self._forwards(),
             unused=self.roots.survey.unused,
+            oddities=self._oddities(memory, optimizer),
         )
+
+    def _oddities(self, memory: OptimizerMemory, optimizer: Optimizer) -> Callable[[], Mapping[str, tuple[str, ...]]] | None:
+        """Look for oddities in a few updates; return a function that waits for what the latest look shows."""
+        memory.updates += 1
+        if memory.updates in LOOKS:
+            models = [model for _, model in self._watch.run.chunks]
+            found = attempt(self.faults, "oddities", self._loop.oddities, models, optimizer)
+            memory.oddities = found or memory.oddities
+        return memory.oddities
 
     def _forwards(self) -> int | None:
         """Return what counts the forwards. Between ranks a wrapper writes the batch statistics, too."""
