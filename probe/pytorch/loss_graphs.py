@@ -251,10 +251,16 @@ class _Survey:
             constant = (rest[0], rest[1]) if rest else (0.0, 0.0)
             dropped = (mask[0], mask[1]) if mask and mask[1] else None
             facts = (*shapes, first, off_axis, *of_root, any_causal, foreign, self._moving, one_row, constant, dropped)
-            reads = [] if several else [(numbers[n] > READ, mean, place) for n, jumps, mean, place in padded if numbers[jumps]]
+            reads = (
+                []
+                if several
+                else [(numbers[n] > READ, mean, place) for n, jumps, mean, place in padded if numbers[jumps]]
+            )
             layers = [is_read for is_read, mean, _ in reads if not mean]
             wrong = [place for is_read, mean, place in reads if is_read and (mean or all(layers))]
-            return LossGraph(of_losses, min(weights), max(weights), *facts, next(iter(wrong), None), batch)
+            return LossGraph(
+                of_losses, min(weights), max(weights), *facts, next(iter(wrong), None), batch, bool(lookups)
+            )
 
         return read
 

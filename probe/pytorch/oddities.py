@@ -100,7 +100,12 @@ def _doubled(owned: Sequence[Any], names: Mapping[int, str]) -> Iterator[str]:
     """Yield the names of parameters that lie where another one does."""
     places = dict[tuple[int, int], int]()
     for parameter in owned:
-        if type(parameter) in PLAIN and parameter.layout is torch.strided and parameter.numel() and parameter.data_ptr():
+        if (
+            type(parameter) in PLAIN
+            and parameter.layout is torch.strided
+            and parameter.numel()
+            and parameter.data_ptr()
+        ):
             place = parameter.data_ptr(), parameter.numel()
             if places.setdefault(place, id(parameter)) != id(parameter):
                 yield names.get(id(parameter), "")

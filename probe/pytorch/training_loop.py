@@ -323,7 +323,7 @@ def _before(original: Callable[..., Any], look: Callable[..., None]) -> Callable
     def call(*args: Any, **kwargs: Any) -> Any:
         if not compiling():
             for listener in _habits:
-                attempt(listener.faults, "habit", look, listener.noted, *args, **kwargs)
+                attempt(listener.faults, "habit", functools.partial(look, listener.noted, *args, **kwargs))
         return original(*args, **kwargs)
 
     return call
@@ -343,7 +343,7 @@ def _loaded(noted: Callable[[str, Any], None], module: Any, state: Any = None, s
     if not isinstance(given, dict) or not given:
         return
     with torch._C.DisableTorchFunction():
-        own = {name: thing for name, thing in (*module.named_parameters(), *module.named_buffers())}
+        own = dict((*module.named_parameters(), *module.named_buffers()))
         if not strict and own and own.keys().isdisjoint(given):
             noted("loads nothing", None)
         places = {thing.data_ptr() for thing in own.values() if type(thing) in PLAIN} - {0}

@@ -19,7 +19,15 @@ from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.checks.gradients_discarded import GradientsDiscarded
-from probe.core.checks.habits import FirstBatch, LoadedItself, LoadedNothing, MasksDrawnAnew, OtherSchedule, PartsClipped
+from probe.core.checks.habits import (
+    AddsToAnother,
+    FirstBatch,
+    LoadedItself,
+    LoadedNothing,
+    MasksDrawnAnew,
+    OtherSchedule,
+    PartsClipped,
+)
 from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.loss_form import (
     CopiedLabels,
@@ -129,6 +137,7 @@ CHECKS: dict[str, type[Check]] = {
     "checkpoint-cut": CheckpointCut,
     "checkpoint-random": MasksDrawnAnew,
     "clip-of-parts": PartsClipped,
+    "gradients-of-another": AddsToAnother,
     "loads-itself": LoadedItself,
     "loads-nothing": LoadedNothing,
     "first-batch-only": FirstBatch,

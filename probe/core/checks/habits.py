@@ -153,3 +153,22 @@ class FirstBatch(Habit):
     def sentence(cls) -> Message:
         """Return what is found."""
         return message("each update begins an unshuffled loader again, and takes its first batch")
+
+
+class AddsToAnother(Habit):
+    """Report an optimizer that applies the gradients of two backwards, between which another one was updated: those
+    that the loss of the other has left, as of a discriminator whose samples were not detached, with its own."""
+
+    habit = "adds to another"
+    updates = 5
+    name = "gradients-of-another"
+    title = "Gradients of another loss"
+    why = "The update follows the loss of the other optimizer, too, which often means the opposite."
+    source = "https://github.com/Lightning-AI/pytorch-lightning/issues/591"
+    sees = "the order of backwards and updates, and gradients that are cleared"
+    remedy = "Clear the gradients just before the backward of their own loss, and detach what the other one reads."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("an update adds the gradients of its loss to those that a loss of another optimizer has left")

@@ -13,8 +13,9 @@ from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.update_facts import UpdateFacts
 from probe.core.language import message
 
-UPDATES, HALF = 120, 50
-"""Updates at least before it is judged, of as many classes at most, and those of each half that are compared."""
+UPDATES, OF_TOKENS, HALF = 120, 1000, 50
+"""Updates at least before it is judged, of as many classes at most, those of a model of tokens, which often begins with
+a plateau, and those of each half that are compared."""
 CLASSES = 4
 """Classes at least: whether one of two things happens is often all but a guess."""
 GUESS = 0.97
@@ -29,8 +30,9 @@ class NoBetterThanGuess(ChangeCheck):
     """Report a mean cross entropy that is no lower than the logarithm of the number of classes, which an even guess
     gives, and that has not fallen in the latest hundred updates.
 
-    It is judged after 120 updates, after as many as there are classes if these are more, and not in a warm-up. Losses
-    of two or three classes, and those whose classes are the samples of the batch, are left out.
+    It is judged after 120 updates, of a model of tokens after 1000, after as many as there are classes if these are
+    more, and not in a warm-up. Losses of two or three classes, and those whose classes are the samples of the batch,
+    are left out.
     """
 
     name = "no-better-than-guess"
@@ -46,7 +48,7 @@ class NoBetterThanGuess(ChangeCheck):
     def __init__(self) -> None:
         super().__init__()
         self._graph: object = None
-        self._classes, self._factor = 0, math.nan
+        self._classes, self._factor, self._pattern, self._least = 0, math.nan, b"", UPDATES
         self._losses: deque[float] = deque(maxlen=2 * HALF)
         self._updates, self._rate, self._highest, self._ended = 0, 0.0, 0.0, False
 
@@ -57,16 +59,19 @@ class NoBetterThanGuess(ChangeCheck):
             return
         if facts.loss_graph is not None and facts.loss_graph is not self._graph:
             self._look(facts)
+            self._pattern = update.pattern
+        if self._ended or not self._classes or update.pattern != self._pattern:  # a loss of another task
+            return
         rate, before = max(facts.rates, default=math.nan), self._rate
         self._rate, self._highest = rate, max(self._highest, rate)
         if rate > before * (1 + RISE):
             self._losses.clear()
         loss = facts.loss / (facts.backwards * self._factor)
-        if not self._classes or not math.isfinite(loss) or not rate >= FALLEN * self._highest:
+        if not math.isfinite(loss) or not rate >= FALLEN * self._highest:
             return
         self._updates += 1
         self._losses.append(loss)
-        if self._updates < max(UPDATES, self._classes) or len(self._losses) < 2 * HALF:
+        if self._updates < max(self._least, self._classes) or len(self._losses) < 2 * HALF:
             return
         self.judged = True
         earlier, later = [*islice(self._losses, HALF)], [*islice(self._losses, HALF, None)]
@@ -85,12 +90,12 @@ class NoBetterThanGuess(ChangeCheck):
         yield self.finding(facts, facts.step - 2 * HALF + 1, text, evidence)
 
     def _look(self, facts: UpdateFacts) -> None:
-        """Take the number of classes of the loss, and the factor by which the root is its mean."""
+        """Take the number of classes of the loss, and the factor by which the root is its mean; a program with several
+        losses in turn is not judged."""
         assert facts.loss_graph is not None, "the caller has looked"
-        self._graph, graph = facts.loss_graph, facts.loss_graph()
+        first, self._graph, graph = self._graph is None, facts.loss_graph, facts.loss_graph()
         calls = [call for call in graph.losses if call.classes >= CLASSES and call.classes != call.rows]
         known = len(calls) == len(graph.losses) == 1 and graph.factor > 0
         classes = calls[0].classes if known else 0
-        if classes != self._classes:
-            self._losses.clear()
-        self._classes, self._factor = classes, graph.factor
+        self._ended = not classes or (not first and (classes, graph.factor) != (self._classes, self._factor))
+        self._classes, self._factor, self._least = classes, graph.factor, OF_TOKENS if graph.tokens else UPDATES

@@ -78,6 +78,8 @@ class Sentinel:
         self._epoch, self._order_repeated = 0, False
         self._habits = set[str]()
         """Habits of the program since the last update."""
+        self._made = 0
+        """Updates of all optimizers so far."""
         self._updating: dict[int, _Update] = {}
         """Updates that have begun, by the identity of the optimizer."""
 
@@ -119,6 +121,7 @@ class Sentinel:
         if self._watch.run.look is not None:  # for updates that no hook has seen
             self._watch.run.look()
         running = RunningBackward(inputs)
+        running.made = self._made
         others = [backward for thread, backward in [*self._running.items()] if thread != running.thread]
         self._training_threads.add(running.thread)
         self._running[running.thread] = running
@@ -350,7 +353,9 @@ class Sentinel:
             order_repeated=self._order_repeated,
             inputs_learn=self.roots.survey.strangers,
             loss_graph=self.roots.survey.graph,
-            habits=frozenset(self._habits),
+            habits=frozenset(
+                {*self._habits, "adds to another"} if memory.adds_to_another(self._made) else self._habits
+            ),
             scheduled=scheduled,
             overrun=self._loop.overrun(optimizer, times) if times > 1 else "",
             forwards=self._forwards(),
@@ -358,7 +363,9 @@ class Sentinel:
             oddities=self._oddities(memory, optimizer),
         )
 
-    def _oddities(self, memory: OptimizerMemory, optimizer: Optimizer) -> Callable[[], Mapping[str, tuple[str, ...]]] | None:
+    def _oddities(
+        self, memory: OptimizerMemory, optimizer: Optimizer
+    ) -> Callable[[], Mapping[str, tuple[str, ...]]] | None:
         """Look for oddities in a few updates; return a function that waits for what the latest look shows."""
         memory.updates += 1
         if memory.updates in LOOKS:
@@ -443,6 +450,8 @@ class Sentinel:
         return any(state(optimizer, parameter) for parameter, has_gradient in updated if has_gradient)
 
     def _end(self, memory: OptimizerMemory, ended: ReadUpdate) -> None:
+        self._made += 1
+        memory.made = self._made
         memory.numbers.send()
         if self._sampler is not None and (sampler := self._sampler()) is not None:
             self._epochs[sampler] = self._epoch
