@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck, UnusualCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.checks.update_facts import Mask, UpdateFacts
@@ -74,8 +75,8 @@ class BeginningCut(NoGradient, FactCheck):
     have no gradient in its first three updates: something between them and the loss has cut the graph."""
 
     name = "beginning-cut"
-    kind = "fact"
-    grade = "warning"
+    kind: ClassVar[CheckClass] = "fact"
+    grade: ClassVar[Grade] = "warning"
     title = "Beginning has no gradient"
     why = "The first layers stay as they were initialised, and the rest learns from what they happen to return."
     remedy = "Look for detach(), data, no_grad() and new tensors behind them; freeze what is not to be trained."

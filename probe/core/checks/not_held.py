@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck, UnusualCheck
 from probe.core.checks.places import ancestors, listing, module_of
 from probe.core.checks.update_facts import UpdateFacts
@@ -71,8 +72,8 @@ class Forgotten(NotHeld, FactCheck):
     """
 
     name = "parameters-forgotten"
-    kind = "fact"
-    grade = "warning"
+    kind: ClassVar[CheckClass] = "fact"
+    grade: ClassVar[Grade] = "warning"
     title = "Forgotten by the optimizer"
     why = "These parameters stay as they were initialised, and what lies before them adapts to that."
     source = "https://github.com/ultralytics/ultralytics/pull/2855"

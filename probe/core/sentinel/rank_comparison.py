@@ -13,7 +13,7 @@ from probe.core.sentinel.rank_group import RankGroup, Role
 from probe.core.sentinel.rank_lines import RankLine
 from probe.core.sentinel.replica_judges import DIFFER, EqualReplicas, ScaledApart, TensorReplicas, UnnamedReplicas
 
-__all__ = ["DIFFER", "REMEDIES", "SAME", "UNLIKE", "GroupComparison", "RankGroup", "Role"]
+__all__ = ["DIFFER", "REMEDIES", "SAME", "SUMMED", "UNLIKE", "GroupComparison", "RankGroup", "Role"]
 
 REMEDIES: Mapping[str, str] = {
     DIFFER: "Look for code that changes parameters or gradients on one rank alone (clipping, an update before the "
