@@ -660,7 +660,7 @@ def _batch(kind: str, node: Any) -> tuple[int, int, int] | None:
     memory = inputs.untyped_storage()
     if memory.nbytes() < 2 * inputs.numel() * inputs.element_size():
         return None
-    return memory.data_ptr(), inputs._version, inputs.storage_offset()
+    return memory.data_ptr(), inputs._version, int(inputs.storage_offset())
 
 
 def _value(node: Any) -> torch.Tensor | None:

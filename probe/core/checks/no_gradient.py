@@ -87,4 +87,4 @@ class BeginningCut(NoGradient, FactCheck):
         sizes = np.array(facts.sizes or [1] * len(without))
         trained = facts.trainable & ~without
         is_first = bool(trained.any()) and int(without.argmax()) < int(trained.argmax())
-        return is_first and bool(sizes[without].sum() >= MUCH * sizes[facts.trainable].sum())
+        return not facts.cut and is_first and bool(sizes[without].sum() >= MUCH * sizes[facts.trainable].sum())

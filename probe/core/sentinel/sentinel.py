@@ -31,6 +31,8 @@ from probe.core.sentinel.watched_optimizers import WatchedOptimizers
 
 LOOKS = frozenset({3, 13, 23})
 """Updates of an optimizer in which oddities are looked for."""
+MOST_LOOKED = 4
+"""Optimizers of which they are looked for."""
 MOST_BACKWARDS = 4096
 """Backwards that are remembered until the next update, of an optimizer that may never be updated."""
 
@@ -360,15 +362,15 @@ class Sentinel:
             overrun=self._loop.overrun(optimizer, times) if times > 1 else "",
             forwards=self._forwards(),
             unused=self.roots.survey.unused,
-            oddities=self._oddities(memory, optimizer),
+            oddities=self._oddities(number, memory, optimizer),
         )
 
     def _oddities(
-        self, memory: OptimizerMemory, optimizer: Optimizer
+        self, number: int, memory: OptimizerMemory, optimizer: Optimizer
     ) -> Callable[[], Mapping[str, tuple[str, ...]]] | None:
         """Look for oddities in a few updates; return a function that waits for what the latest look shows."""
         memory.updates += 1
-        if memory.updates in LOOKS:
+        if memory.updates in LOOKS and number < MOST_LOOKED:
             models = [model for _, model in self._watch.run.chunks]
             found = attempt(self.faults, "oddities", self._loop.oddities, models, optimizer)
             memory.oddities = found or memory.oddities
