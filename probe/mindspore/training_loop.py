@@ -423,6 +423,11 @@ def resting(models: Iterable[Any]) -> tuple[str, ...]:  # noqa: ARG001
     return ()
 
 
+def oddities(models: Iterable[Any], optimizer: Any) -> Callable[[], Mapping[str, tuple[str, ...]]]:  # noqa: ARG001
+    """Return a function that returns nothing: cells are not looked at."""
+    return dict
+
+
 def normalises(optimizer: Any) -> bool:  # noqa: ARG001
     """Return False: what depends on it is not seen."""
     return False

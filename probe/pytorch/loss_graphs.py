@@ -66,6 +66,8 @@ TERMS = {
 }
 """Losses that can be computed again from what their nodes have saved: the function, and its optional tensors."""
 MOST_TERMS = 16
+SHARE_PADDED = 0.1
+"""Share of the tokens at least that are padding, where nothing says which token that is."""
 DISTANCES = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss"})
 ARITHMETIC = KEEPS | {"Add", "Sub", "Mul", "Div"}
 FEWEST_DROPPED, MOST_DROPPED = 64, 4096
@@ -217,7 +219,8 @@ class _Survey:
         self._off_axis = next(self._off_axes(kinds), None)
         self._root = _negated(nodes[0]), self._in_order, _factor(nodes[0])
         self._foreign = _foreign(nodes, names)
-        self._moving = any(_has_moving_goal(kind, node) for kind, node in kinds)
+        self._moving = any(self._has_moving_goal(kind, node) for kind, node in kinds)
+        self._batch = next((place for kind, node in kinds if (place := _batch(kind, node)) is not None), None)
         self._looked_up = [*self._tables(kinds)]
         rest = _remainder(root, nodes[0])
         mask = next((two for kind, node in kinds if (two := _dropout(kind, node)) is not None), None)
@@ -225,12 +228,14 @@ class _Survey:
             [*map(self._numbers.add, some)] for some in ((rest, root) if rest is not None else (), mask or ())
         ]
         self._masks = [*self._masked(kinds)][:MOST_LAYERS]
+        self._padded = [*self._padded_reads(kinds)]
 
     def send(self) -> Callable[[], LossGraph]:
         """Start the copy of the numbers; return a function that waits for the facts."""
         wait, losses, lookups, ahead = self._numbers.send(), self._losses, self._lookups, self._ahead
         masks, shapes, of_root = self._masks, (self._regrouped, self._crossing), self._root
         foreign, off_axis, looked_up, extras = self._foreign, self._off_axis, self._looked_up, self._extras
+        padded, batch = self._padded, self._batch
 
         def read() -> LossGraph:
             numbers = wait()
@@ -246,7 +251,16 @@ class _Survey:
             constant = (rest[0], rest[1]) if rest else (0.0, 0.0)
             dropped = (mask[0], mask[1]) if mask and mask[1] else None
             facts = (*shapes, first, off_axis, *of_root, any_causal, foreign, self._moving, one_row, constant, dropped)
-            return LossGraph(of_losses, min(weights), max(weights), *facts)
+            reads = (
+                []
+                if several
+                else [(numbers[n] > READ, mean, place) for n, jumps, mean, place in padded if numbers[jumps]]
+            )
+            layers = [is_read for is_read, mean, _ in reads if not mean]
+            wrong = [place for is_read, mean, place in reads if is_read and (mean or all(layers))]
+            return LossGraph(
+                of_losses, min(weights), max(weights), *facts, next(iter(wrong), None), batch, bool(lookups)
+            )
 
         return read
 
@@ -396,6 +410,48 @@ class _Survey:
         hidden_least, hidden_most = torch.where(read, LARGE, tokens), torch.where(read, -1, tokens)
         ends = least.amin(), most.amax(), hidden_least.amin(), hidden_most.amax(), read.sum(1).amax()
         return _Mask(*map(self._numbers.add, ends))
+
+    def _padded_reads(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[tuple[int, int, bool, str]]:
+        """Yield the weight with which what is no padding reads padding, at most, for each layer of attention and each
+        mean over positions: positions of numbers, that of the jumps of the tokens behind it, and whether it is a mean,
+        with the place."""
+        tables = [row for row in self._lookups if min(row[0].shape) > 1]
+        pads = [(_padding(tokens, padding), jumps) for tokens, padding, jumps in tables]
+        for kind, node in kinds if pads else ():
+            weights, visible = _weights(kind, node)
+            for mask, jumps in pads:
+                rows, length = mask.shape
+                if weights is not None and weights.shape[-1] == length and weights.numel() % (rows * length**2) == 0:
+                    of_rows = weights.reshape(rows, -1, length, length) if weights.shape[0] % rows == 0 else None
+                    if of_rows is not None and weights.device == mask.device:
+                        reads = of_rows * (mask[:, None, None, :] & ~mask[:, None, :, None])
+                        yield self._numbers.add(reads.amax()), jumps, False, self._place(node)
+                elif visible is not None and visible[0] == length:
+                    before = mask if visible[1] else mask.cummax(1).values
+                    reads = before.any(1, keepdim=True) if visible[1] else before
+                    yield self._numbers.add((reads & ~mask).any()), jumps, False, self._place(node)
+                elif kind == "Mean" and _is_mean_of(node, (rows, length)):
+                    yield self._numbers.add(mask.any()), jumps, True, self._place(node)
+
+    def _has_moving_goal(self, kind: str, node: Any) -> bool:
+        """Return whether a distance has a gradient on both sides, as Q learning does not have: it compares scores that
+        were chosen with a goal of the best scores, or values with rewards and a part of what the same layer returns."""
+        if kind not in DISTANCES or len(node.next_functions) < 2:
+            return False
+        (scores, _), (goal, _) = node.next_functions[:2]
+        if scores is None or goal is None:
+            return False
+        kinds = set[str]()
+        for _ in range(MOST_TERMS):
+            if _kind(goal) not in ARITHMETIC:
+                break
+            if any(follower is None for follower, _ in goal.next_functions):
+                kinds.add(_kind(goal))
+            goal = _behind(goal)
+        if _kind(goal) in ("Max", "Amax"):
+            return "Gather" in (_kind(scores), _kind(_behind(scores)))
+        is_return = "Add" in kinds and "Mul" in kinds and _kind(goal) in PRODUCTS
+        return is_return and _kind(scores) == _kind(goal) and self._place(goal) == self._place(scores) != ""
 
     def _tables(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[tuple[int, int, str]]:
         """Yield the least and the greatest row that is looked up in a table, as positions of numbers, with its place.
@@ -570,19 +626,41 @@ def _remainder(root: torch.Tensor, node: Any) -> torch.Tensor | None:
     return root - sum(factor * value for (_, factor), value in zip(losses, values, strict=True))
 
 
-def _has_moving_goal(kind: str, node: Any) -> bool:
-    """Return whether a distance compares scores that were chosen with a goal of the best scores, as Q learning does,
-    and has a gradient on both sides."""
-    if kind not in DISTANCES or len(node.next_functions) < 2:
+def _padding(tokens: torch.Tensor, padding: int) -> torch.Tensor:
+    """Return which tokens are padding: that of the table at the ends of rows, or what most rows end with, if it fills
+    much of the ends of most rows, and not as much of each."""
+    known = padding >= 0
+    pad = tokens.new_full((), padding) if known else tokens[:, -1].mode().values
+    is_pad = tokens == pad
+    ends = is_pad.flip(1).cummin(1).values.flip(1) | (is_pad.cummin(1).values if known else False)
+    runs = ends.sum(1)
+    usual = (runs.amax() > 2) & (runs.amin() < runs.amax())
+    if not known:
+        usual &= ((runs > 1).float().mean() > 0.5) & (ends.float().mean() > SHARE_PADDED)
+    return ends & usual
+
+
+def _is_mean_of(node: Any, positions: tuple[int, int]) -> bool:
+    """Return whether a mean is one over the positions of tokens, of which nothing has hidden any."""
+    shape, axes = tuple(node._saved_self_sym_sizes), getattr(node, "_saved_dim", None) or ()
+    if len(shape) != 3 or shape[:2] != positions or [_signed(axis) % 3 for axis in axes] != [1]:
         return False
-    (scores, _), (goal, _) = node.next_functions[:2]
-    if scores is None or goal is None:
-        return False
-    for _ in range(MOST_TERMS):
-        if _kind(goal) not in ARITHMETIC:
-            break
-        goal = _behind(goal)
-    return _kind(goal) in ("Max", "Amax") and "Gather" in (_kind(scores), _kind(_behind(scores)))
+    return _kind(_behind(node)) not in ("Mul", "MaskedFill", "Where", "Index")
+
+
+def _batch(kind: str, node: Any) -> tuple[int, int, int] | None:
+    """Return address and version of the memory of inputs that are a small part of it, and where they begin; None of
+    what has a gradient, and of inputs of their own."""
+    name, place = {"Convolution": ("input", 0), "Addmm": ("mat1", 1), "Mm": ("self", 0)}.get(kind, ("", 0))
+    if not name or len(node.next_functions) <= place or node.next_functions[place][0] is not None:
+        return None
+    inputs = _saved(node, name)
+    if inputs is None or inputs.layout is not torch.strided:
+        return None
+    memory = inputs.untyped_storage()
+    if memory.nbytes() < 2 * inputs.numel() * inputs.element_size():
+        return None
+    return memory.data_ptr(), inputs._version, int(inputs.storage_offset())
 
 
 def _value(node: Any) -> torch.Tensor | None:

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.utils import checkpoint
+from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from probe.core.backend import fused_reduce
@@ -34,6 +35,7 @@ from probe.pytorch.engines.fsdp1 import is_flat
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
 from probe.pytorch.host_moments import Array, host_place
 from probe.pytorch.loss_graphs import kept_losses, loss_graph  # noqa: F401 - functions of the protocol
+from probe.pytorch.oddities import oddities  # noqa: F401 - a function of the protocol
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
 
 Began = Callable[[torch.Tensor | None, Collection[int]], None]
@@ -303,6 +305,8 @@ def _listen_to_habits() -> Iterator[Undo]:
     for owner, name, look in (
         (checkpoint, _GENERATOR, _drawn_anew),
         (getattr(lr_scheduler, _ADVANCE, object), "__init__", _scheduled),
+        (torch.nn.Module, "load_state_dict", _loaded),
+        (DataLoader, "__iter__", _begun),
     ):
         if owner is not object and hasattr(owner, name):
             original = getattr(owner, name)
@@ -319,16 +323,39 @@ def _before(original: Callable[..., Any], look: Callable[..., None]) -> Callable
     def call(*args: Any, **kwargs: Any) -> Any:
         if not compiling():
             for listener in _habits:
-                attempt(listener.faults, "habit", look, listener.noted, *args)
+                attempt(listener.faults, "habit", functools.partial(look, listener.noted, *args, **kwargs))
         return original(*args, **kwargs)
 
     return call
 
 
-def _drawn_anew(noted: Callable[[str, Any], None], function: Any = None, keeps_state: Any = True, *_: Any) -> None:
+def _drawn_anew(
+    noted: Callable[[str, Any], None], function: Any = None, keeps_state: Any = True, *_: Any, **__: Any
+) -> None:
     part = getattr(function, "__self__", function)
     if not keeps_state and torch.is_grad_enabled() and isinstance(part, torch.nn.Module) and _drops(part):
         noted("masks drawn anew", None)
+
+
+def _loaded(noted: Callable[[str, Any], None], module: Any, state: Any = None, strict: Any = True, **_: Any) -> None:
+    """Note a state that is the module's own, which changes nothing, and one of which no name is the module's."""
+    given = state if state is not None else _.get("state_dict")
+    if not isinstance(given, dict) or not given:
+        return
+    with torch._C.DisableTorchFunction():
+        own = dict((*module.named_parameters(), *module.named_buffers()))
+        if not strict and own and own.keys().isdisjoint(given):
+            noted("loads nothing", None)
+        places = {thing.data_ptr() for thing in own.values() if type(thing) in PLAIN} - {0}
+        numbers = [value for value in given.values() if torch.is_tensor(value) and value.numel()]
+        if numbers and all(type(value) in PLAIN and value.data_ptr() in places for value in numbers):
+            noted("loads itself", None)
+
+
+def _begun(noted: Callable[[str, Any], None], loader: Any, *_: Any, **__: Any) -> None:
+    """Note a beginning of a loader whose first batch is the same each time, and has others behind it."""
+    if torch.is_grad_enabled() and type(loader.sampler) is SequentialSampler and len(loader) > 1:
+        noted("begins again", None)
 
 
 def _drops(part: torch.nn.Module) -> bool:

@@ -37,6 +37,7 @@ ELSEWHERE = {
             "hooks.holds",
             "loop.divided",
             "loop.first_not_finite",
+            "loop.oddities",
             "loop.origins",
             "loop.overrun",
         ),

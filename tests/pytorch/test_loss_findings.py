@@ -404,6 +404,124 @@ def goal_of_the_best_action(faulty: bool) -> Program:
     return classifier(), updates(loss)
 
 
+@program("goal-not-detached")
+def goal_of_a_later_value(faulty: bool) -> Program:
+    def loss(model: Any) -> Any:
+        goal = torch.randn(6, 4) + 0.9 * model(torch.randn(6, 8))
+        return F.mse_loss(model(torch.randn(6, 8)), goal if faulty else goal.detach())
+
+    return classifier(), updates(loss)
+
+
+class Reader(nn.Module):  # type: ignore[misc]
+    """A classifier of padded texts, by the first position or by the mean of all.
+
+    Args:
+        hides: whether padding is hidden from what reads positions.
+        pools: whether that is the mean alone, without padding in the table of embeddings.
+    """
+
+    def __init__(self, hides: bool, pools: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(TOKENS, WIDTH, padding_idx=None if pools else 0), nn.Linear(WIDTH, 4)
+        self.mix = nn.Linear(WIDTH, WIDTH if pools else 3 * WIDTH)
+        self.hides, self.pools = hides, pools
+
+    def forward(self, ids: Any) -> Any:
+        x, pad = self.mix(self.embed(ids)), ids == 0
+        if self.pools:
+            seen = ~pad[..., None]
+            return self.head((x * seen).sum(1) / seen.sum(1) if self.hides else x.mean(1))
+        q, k, v = x[:, None].chunk(3, -1)
+        scores = q @ k.transpose(-1, -2)
+        if self.hides:
+            scores = scores.masked_fill(pad[:, None, None], float("-inf"))
+        return self.head((scores.softmax(-1) @ v)[:, 0, 0])
+
+
+def of_padded_texts(model: Any) -> Any:
+    ids = torch.randint(1, TOKENS, (8, LENGTH))
+    for row, length in enumerate((2, 3, 4, 5, 6, 7, 3, 2)):
+        ids[row, length:] = 0
+    return F.cross_entropy(model(ids), torch.randint(0, 4, (8,)))
+
+
+@program("padding-read", "mix")
+def padding_has_weight(faulty: bool) -> Program:
+    return Reader(not faulty), updates(of_padded_texts)
+
+
+@program("padding-read", "mix")
+def padding_is_in_the_mean(faulty: bool) -> Program:
+    return Reader(not faulty, pools=True), updates(of_padded_texts)
+
+
+@program("data-written")
+def samples_are_changed_in_place(faulty: bool) -> Program:
+    data = torch.randn(STEPS * 6, 8)
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for step in range(STEPS):
+            x = data[6 * step : 6 * step + 6]
+            x = (x if faulty else x.clone()).add_(0.1)
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+
+    return classifier(), loop
+
+
+@program("beginning-cut", "0")
+def encoder_is_cut_off(faulty: bool) -> Program:
+    model = nn.Sequential(nn.Linear(8, WIDTH), nn.Linear(WIDTH, 4))
+
+    def loss(model: Any) -> Any:
+        hidden = model[0](torch.randn(6, 8))
+        return model[1](hidden.data if faulty else hidden).pow(2).mean()
+
+    return model, updates(loss)
+
+
+@program("first-batch-only")
+def loader_begins_again(faulty: bool) -> Program:
+    rows = torch.utils.data.TensorDataset(torch.randn(6 * STEPS, 8))
+    loader = torch.utils.data.DataLoader(rows, batch_size=6)
+
+    def loop(model: Any, optimizer: Any) -> None:
+        batches = iter(loader)
+        for _ in range(STEPS):
+            (x,) = next(iter(loader) if faulty else batches)
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+
+    return classifier(), loop
+
+
+@program("loads-itself")
+def best_weights_are_no_copy(faulty: bool) -> Program:
+    def loop(model: Any, optimizer: Any) -> None:
+        best = {name: thing if faulty else thing.clone() for name, thing in model.state_dict().items()}
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).pow(2).mean().backward()
+            optimizer.step()
+            if step == 2:
+                model.load_state_dict(best)
+
+    return classifier(), loop
+
+
+@program("loads-nothing")
+def no_name_is_known(faulty: bool) -> Program:
+    def loop(model: Any, optimizer: Any) -> None:
+        start = "module." if faulty else ""
+        model.load_state_dict({start + name: thing + 0.1 for name, thing in model.state_dict().items()}, strict=False)
+        updates(lambda model: model(torch.randn(6, 8)).pow(2).mean())(model, optimizer)
+
+    return classifier(), loop
+
+
 @program("checkpoint-random")
 def checkpoint_with_other_masks(faulty: bool) -> Program:
     model = nn.Sequential(nn.Linear(8, WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, 4))
@@ -479,7 +597,7 @@ def test_an_evaluation_in_training_mode_is_found(
                 assert all(model(torch.randn(6, 8)).isfinite().all() for _ in range({14: 1, 16: 4}.get(step, 0)))
             if step == 18:
                 for _ in range(2):
-                    model.load_state_dict(model.state_dict())
+                    model.load_state_dict({name: thing.clone() for name, thing in model.state_dict().items()})
             model.train()
 
     rows = found(loop, nn.Sequential(nn.Linear(8, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 4)))

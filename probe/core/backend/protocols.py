@@ -659,6 +659,10 @@ class TrainingLoop(Protocol):
         """Return the names of larger parts of models in training mode that are in evaluation mode, and compute
         otherwise in training."""
 
+    def oddities(self, models: Sequence[Module], optimizer: Optimizer) -> Callable[[], Mapping[str, tuple[str, ...]]]:
+        """Return a function that waits for the oddities of models and optimizer, by kind, each with its places: see
+        :mod:`probe.core.checks.oddities`. Takes some milliseconds."""
+
     def normalises(self, optimizer: Optimizer) -> bool:
         """Return whether the size of an update does not depend on that of the gradients, as far as is known."""
 

@@ -12,17 +12,27 @@ from probe.core.checks.constant_clip import ConstantClip
 from probe.core.checks.dtype_unlike import DtypeUnlike
 from probe.core.checks.expert_layers import RouterCollapse, RouterUntrained
 from probe.core.checks.first_numbers import AlikeUnits, BeginsWrong
+from probe.core.checks.frozen_moves import FrozenMoves
 from probe.core.checks.gradient_apart import GradientApart
 from probe.core.checks.gradient_fades import GradientFades
 from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.checks.gradients_discarded import GradientsDiscarded
-from probe.core.checks.habits import MasksDrawnAnew, OtherSchedule, PartsClipped
+from probe.core.checks.habits import (
+    AddsToAnother,
+    FirstBatch,
+    LoadedItself,
+    LoadedNothing,
+    MasksDrawnAnew,
+    OtherSchedule,
+    PartsClipped,
+)
 from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.inputs_zero import InputsZero
 from probe.core.checks.loss_form import (
     CopiedLabels,
+    DataWritten,
     DoubleSoftmax,
     DropoutRepeats,
     ExchangedAxes,
@@ -37,6 +47,7 @@ from probe.core.checks.loss_form import (
     OneClass,
     OneRow,
     PaddingLearnt,
+    PaddingRead,
     PairwiseLoss,
     ReadsAhead,
     RectifiedScores,
@@ -44,16 +55,19 @@ from probe.core.checks.loss_form import (
 )
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
-from probe.core.checks.no_gradient import NoGradient
-from probe.core.checks.not_held import NotHeld
+from probe.core.checks.no_better_than_guess import NoBetterThanGuess
+from probe.core.checks.no_gradient import BeginningCut, NoGradient
+from probe.core.checks.not_held import Forgotten, NotHeld
 from probe.core.checks.not_registered import NotRegistered, UnusedLoss
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
+from probe.core.checks.oddities import BetasExchanged, CopyStays, FrozenNormDrifts, NormMomentum, OneMemory
 from probe.core.checks.optimizer_remade import OptimizerRemade
 from probe.core.checks.order_repeated import OrderRepeated
 from probe.core.checks.parameter_stuck import ParameterStuck
 from probe.core.checks.parameters_replaced import ParametersReplaced
 from probe.core.checks.rate_zero import RateZero
+from probe.core.checks.rates_part import RatesPart
 from probe.core.checks.root_not_trained import EvaluatedInTraining, RootNotTrained
 from probe.core.checks.scaled_update import ScaledUpdate
 from probe.core.checks.scaling_fails import ScalingFails
@@ -61,6 +75,7 @@ from probe.core.checks.schedule_restarted import ScheduleRestarted
 from probe.core.checks.schedule_returns import ScheduleReturns
 from probe.core.checks.stale_gradient import StaleGradient
 from probe.core.checks.state_restarted import StateRestarted
+from probe.core.checks.step_scale import StepScale
 from probe.core.checks.tie_broken import TieBroken
 from probe.core.checks.turning_unstable import TurningUnstable
 from probe.core.checks.undivided_accumulation import AddedMeans, LossTimesRanks
@@ -92,6 +107,16 @@ CHECKS: dict[str, type[Check]] = {
     "loss-unused": UnusedLoss,
     "unreduced-accumulation": UnreducedAccumulation,
     "parameter-stuck": ParameterStuck,
+    "frozen-moves": FrozenMoves,
+    "parameters-forgotten": Forgotten,
+    "beginning-cut": BeginningCut,
+    "rates-part": RatesPart,
+    "step-out-of-scale": StepScale,
+    "frozen-norm-drifts": FrozenNormDrifts,
+    "norm-momentum": NormMomentum,
+    "one-memory": OneMemory,
+    "betas-exchanged": BetasExchanged,
+    "copy-stays": CopyStays,
     "tie-broken": TieBroken,
     "written-between-updates": WrittenBetweenUpdates,
     "root-not-trained": RootNotTrained,
@@ -105,6 +130,7 @@ CHECKS: dict[str, type[Check]] = {
     "optimizer-remade": OptimizerRemade,
     "gradient-gone": GradientGone,
     "inputs-zero": InputsZero,
+    "no-better-than-guess": NoBetterThanGuess,
     "loss-leap": LossLeap,
     "gradient-leap": GradientLeap,
     "turning-unstable": TurningUnstable,
@@ -113,6 +139,10 @@ CHECKS: dict[str, type[Check]] = {
     "checkpoint-cut": CheckpointCut,
     "checkpoint-random": MasksDrawnAnew,
     "clip-of-parts": PartsClipped,
+    "gradients-of-another": AddsToAnother,
+    "loads-itself": LoadedItself,
+    "loads-nothing": LoadedNothing,
+    "first-batch-only": FirstBatch,
     "initialisation": BeginsWrong,
     "symmetric-units": AlikeUnits,
     "router-untrained": RouterUntrained,
@@ -124,6 +154,8 @@ CHECKS: dict[str, type[Check]] = {
     "unshifted-labels": CopiedLabels,
     "labels-shifted-twice": LateLabels,
     "padding-counted": PaddingLearnt,
+    "padding-read": PaddingRead,
+    "data-written": DataWritten,
     "loss-negated": NegatedLoss,
     "rectified-scores": RectifiedScores,
     "made-in-forward": MadeInForward,

@@ -8,6 +8,7 @@ from typing import ClassVar
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
+from probe.core.checks.update_facts import UpdateFacts
 from probe.core.language import Message, message
 
 UPDATES = 3
@@ -19,11 +20,13 @@ class Habit(FactCheck):
 
     habit: ClassVar[str]
     """Name of the habit among :attr:`probe.core.checks.update_facts.UpdateFacts.habits`."""
+    updates: ClassVar[int] = UPDATES
+    """Updates in a row."""
     lacks = "no update was seen"
 
     def __init__(self) -> None:
         super().__init__()
-        self._streak = Streak(UPDATES)
+        self._streak = Streak(self.updates)
 
     @classmethod
     def sentence(cls) -> Message:
@@ -33,8 +36,12 @@ class Habit(FactCheck):
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts, self.judged = update.facts, True
-        if self._streak.completes(self.habit in facts.habits, facts.step):
-            yield self.finding(facts, self._streak.since, self.sentence(), {"updates": UPDATES})
+        if self._streak.completes(self.is_met(facts), facts.step):
+            yield self.finding(facts, self._streak.since, self.sentence(), {"updates": self.updates})
+
+    def is_met(self, facts: UpdateFacts) -> bool:
+        """Return whether the habit was met since the last update."""
+        return self.habit in facts.habits
 
 
 class MasksDrawnAnew(Habit):
@@ -87,3 +94,81 @@ class OtherSchedule(Habit):
     def sentence(cls) -> Message:
         """Return what is found."""
         return message("a schedule is stepped whose optimizer makes no updates; another one has its parameters")
+
+
+class LoadedItself(Habit):
+    """Report a module that loads its own parameters, which changes nothing: weights that were kept without a copy, or a
+    target that is loaded from itself, or a state of which no name was found in what was to be loaded."""
+
+    habit = "loads itself"
+    updates = 1
+    name = "loads-itself"
+    title = "Module loads itself"
+    why = "The weights are those of now, and not those that were to be loaded."
+    source = "https://github.com/pytorch/tutorials/pull/188"
+    sees = "the tensors that modules load"
+    remedy = "Keep weights with copy.deepcopy(model.state_dict()), and look which model and which names are loaded."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("a module loads a state of its own parameters, which changes nothing")
+
+
+class LoadedNothing(LoadedItself):
+    """Report a state that is loaded without strict, and of which no name is one of the module's."""
+
+    habit = "loads nothing"
+    name = "loads-nothing"
+    title = "Nothing is loaded"
+    why = "The module stays as it was initialised, and no error is raised."
+    source = "https://github.com/pytorch/examples/issues/1029"
+    sees = "the names that modules load"
+    remedy = "Compare the names of the state with those of the module: a wrapper puts one before them, as module. does."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("a module loads a state without strict, and none of its names is one of the module's")
+
+
+class FirstBatch(Habit):
+    """Report a loader that does not shuffle and is begun again with each update of one backward: its first batch is the
+    only one."""
+
+    habit = "begins again"
+    updates = 5
+    name = "first-batch-only"
+    title = "Only the first batch"
+    why = "The model learns one batch by heart, and never sees the others."
+    source = "https://github.com/ZhaoJ9014/face.evoLVe/pull/39"
+    sees = "beginnings of loaders between updates"
+    remedy = "Take the next batch of one iterator: next(iter(loader)) begins again each time."
+
+    def is_met(self, facts: UpdateFacts) -> bool:
+        """Return whether the habit was met since the last update, for a single backward."""
+        return super().is_met(facts) and facts.backwards == 1
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("each update begins an unshuffled loader again, and takes its first batch")
+
+
+class AddsToAnother(Habit):
+    """Report an optimizer that applies the gradients of two backwards, between which another one was updated: those
+    that the loss of the other has left, as of a discriminator whose samples were not detached, with its own."""
+
+    habit = "adds to another"
+    updates = 5
+    name = "gradients-of-another"
+    title = "Gradients of another loss"
+    why = "The update follows the loss of the other optimizer, too, which often means the opposite."
+    source = "https://github.com/Lightning-AI/pytorch-lightning/issues/591"
+    sees = "the order of backwards and updates, and gradients that are cleared"
+    remedy = "Clear the gradients just before the backward of their own loss, and detach what the other one reads."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("an update adds the gradients of its loss to those that a loss of another optimizer has left")

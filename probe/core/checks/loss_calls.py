@@ -138,10 +138,19 @@ class LossGraph(NamedTuple):
     foreign: tuple[Callable[[], object], ...] = ()
     """Functions that return the parameters, as long as they exist, that no watched model and no optimizer has."""
     moving_goal: bool = False
-    """True if a distance between a chosen score and the best of others has a gradient on both sides."""
+    """True if a distance between a chosen score and the best of others has a gradient on both sides, or one between a
+    value and a reward with a part of a later value."""
     one_row: tuple[str, ...] = ()
     """Names of the tables of which one row is looked up at all places of all samples."""
     constant: tuple[float, float] = 0.0, 0.0
     """Part of the root that has no gradient, and the root; 0 in both if that is not known."""
     dropped: tuple[float, float] | None = None
     """Two numbers by which the mask of a dropout is known again; None if there is no dropout."""
+    padding_read: str | None = None
+    """Name of the parameter that is nearest before attention, or a mean over positions, in which what is no padding
+    reads padding, in each layer; None if none does."""
+    batch: tuple[int, int, int] | None = None
+    """Address and version of the memory of which the inputs are a small part, and where they begin in it; None if they
+    have a memory of their own."""
+    tokens: bool = False
+    """True if a table of embeddings was looked up."""

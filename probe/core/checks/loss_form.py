@@ -559,7 +559,8 @@ class NoGradientTerm(OfShapes):
 
 class MovingGoal(OfShapes):
     """Report a distance between a score that was chosen, as of an action, and a goal of the best of other scores, that
-    has a gradient on both sides: the goal of Q learning was not detached."""
+    has a gradient on both sides: the goal of Q learning was not detached. The same of a value and a reward with a part
+    of a later value of the same layer."""
 
     name = "goal-not-detached"
     title = "Goal is not detached"
@@ -572,8 +573,54 @@ class MovingGoal(OfShapes):
         """Return the fault of a graph; None if there is none."""
         if not graph.moving_goal:
             return None
-        text = message("the goal, of the best scores, has a gradient, as the scores have that are compared with it")
+        text = message("the goal, of later scores, has a gradient, as the scores have that are compared with it")
         return LossFault(text, {})
+
+
+class PaddingRead(OfShapes):
+    """Report attention in which tokens read padding, in each layer, and means over positions that take padding in: the
+    mask was not given. Padding is what the table of embeddings says, or one token with which most rows end, some of
+    them with many and others with few."""
+
+    name = "padding-read"
+    title = "Padding is read"
+    why = "What the model says of a text depends on the length of the longest of its batch."
+    source = "https://github.com/jingyaogong/minimind-v/issues/76"
+    remedy = "Pass the mask of padding to each layer of attention, and divide sums by the number of tokens."
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if graph.padding_read is None:
+            return None
+        text = message("the padding of the tokens has a part in attention or in a mean over positions")
+        return LossFault(text, {}, _module(graph.padding_read))
+
+
+class DataWritten(OfShapes):
+    """Report batches that are parts of one memory, which is written before each of them: an augmentation that changes
+    the data set in place."""
+
+    name = "data-written"
+    title = "Data set is written"
+    why = "Each epoch gets the data as the last one has left them, and not those of before."
+    source = "https://github.com/facebookresearch/pycls/pull/21"
+    remedy = "Copy a sample before it is changed, or use operations that return another tensor."
+    graphs = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[int, int, int] | None = None
+
+    def fault(self, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        before, self._last = self._last, graph.batch
+        if before is None or self._last is None:
+            return None
+        (memory, version, place), (last_memory, last_version, last_place) = self._last, before
+        if memory != last_memory or version <= last_version or place == last_place:
+            return None
+        return LossFault(message("batches are parts of one memory, and are written before they are used"), {})
 
 
 class NegatedLoss(OfShapes):

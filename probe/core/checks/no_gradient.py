@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import UnusualCheck
+from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck, UnusualCheck
 from probe.core.checks.places import ancestors, listing
-from probe.core.checks.update_facts import Mask
+from probe.core.checks.update_facts import Mask, UpdateFacts
 from probe.core.language import message
 
 UPDATES = 3
+MUCH = 0.2
+"""Part of the elements that are trained."""
 
 
 class NoGradient(UnusualCheck):
@@ -49,7 +52,7 @@ class NoGradient(UnusualCheck):
             return
         self.judged = True
         number, total = int(self._without.sum()), int(facts.trainable.sum())
-        if number:
+        if number and self.counts(facts, self._without):
             names = [name for name, lacks in zip(facts.names, self._without, strict=True) if lacks]
             where = ancestors(names, facts.names)
             text = message(
@@ -60,3 +63,28 @@ class NoGradient(UnusualCheck):
                 places=listing(where),
             )
             yield self.finding(facts, self._since, text, {"parameters": number, "all": total}, where)
+
+    @classmethod
+    def counts(cls, facts: UpdateFacts, without: Mask) -> bool:  # noqa: ARG003 - as of a beginning
+        """Return whether such parameters are a finding."""
+        return True
+
+
+class BeginningCut(NoGradient, FactCheck):
+    """Report a model whose first parameters, and a fifth of all or more, require a gradient, are in the optimizer, and
+    have no gradient in its first three updates: something between them and the loss has cut the graph."""
+
+    name = "beginning-cut"
+    kind: ClassVar[CheckClass] = "fact"
+    grade: ClassVar[Grade] = "warning"
+    title = "Beginning has no gradient"
+    why = "The first layers stay as they were initialised, and the rest learns from what they happen to return."
+    remedy = "Look for detach(), data, no_grad() and new tensors behind them; freeze what is not to be trained."
+
+    @classmethod
+    def counts(cls, facts: UpdateFacts, without: Mask) -> bool:
+        """Return whether such parameters are the first, and many."""
+        sizes = np.array(facts.sizes or [1] * len(without))
+        trained = facts.trainable & ~without
+        is_first = bool(trained.any()) and int(without.argmax()) < int(trained.argmax())
+        return not facts.cut and is_first and bool(sizes[without].sum() >= MUCH * sizes[facts.trainable].sum())

@@ -1,12 +1,14 @@
-"""Check for parameters that have a gradient and are in no optimizer from the beginning."""
+"""Checks for parameters that have a gradient and are in no optimizer from the beginning."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
-from probe.core.checks.loop_check import UnusualCheck
-from probe.core.checks.places import ancestors, listing
+from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck, UnusualCheck
+from probe.core.checks.places import ancestors, listing, module_of
+from probe.core.checks.update_facts import UpdateFacts
 from probe.core.language import message
 
 UPDATES = 3
@@ -45,7 +47,7 @@ class NotHeld(UnusualCheck):
             return
         self.judged = True
         names = [name for name in facts.strangers if name in self._names]
-        if names:
+        if names and self.counts(facts, names):
             total = len(names) + int(facts.gradients.there.sum())
             where = ancestors(names, (*facts.names, *facts.strangers))
             text = message(
@@ -55,3 +57,34 @@ class NotHeld(UnusualCheck):
                 places=listing(where),
             )
             yield self.finding(facts, self._since, text, {"parameters": len(names), "all": total}, where)
+
+    @classmethod
+    def counts(cls, facts: UpdateFacts, names: list[str]) -> bool:  # noqa: ARG003 - as of what is forgotten
+        """Return whether such parameters are a finding."""
+        return True
+
+
+class Forgotten(NotHeld, FactCheck):
+    """Report parameters that have a gradient in each of the first three updates and are in no optimizer, though the
+    optimizer has others that lie before them: a head without optimizer, or biases whose weights have one.
+
+    Programs that train a part by intention train the end of a model, or less than they leave out.
+    """
+
+    name = "parameters-forgotten"
+    kind: ClassVar[CheckClass] = "fact"
+    grade: ClassVar[Grade] = "warning"
+    title = "Forgotten by the optimizer"
+    why = "These parameters stay as they were initialised, and what lies before them adapts to that."
+    source = "https://github.com/ultralytics/ultralytics/pull/2855"
+
+    @classmethod
+    def counts(cls, facts: UpdateFacts, names: list[str]) -> bool:
+        """Return whether parameters lie behind some that the optimizer has, and are biases of these or no more."""
+        held = [name for name in facts.names if name in facts.uses]
+        orders = [facts.uses[name].order for name in names if name in facts.uses]
+        if not held or not orders or min(facts.uses[name].order for name in held) >= max(orders):
+            return False
+        weights = {module_of(name) for name in facts.names if name.endswith(".weight")}
+        halves = any(name.endswith(".bias") and module_of(name) in weights for name in names)
+        return halves or len(names) <= len(held)

@@ -187,6 +187,9 @@ class UpdateFacts(NamedTuple):
     """True if the size of the update does not depend on that of the gradients: Adam and its like."""
     resting: tuple[str, ...] = ()
     """Parts of a model in training mode that are in evaluation mode, and compute otherwise in training."""
+    oddities: Callable[[], Mapping[str, tuple[str, ...]]] | None = None
+    """Function that waits for what the latest look for oddities shows, see :mod:`probe.core.checks.oddities`; the same
+    object until another look."""
     remade: bool = False
     """True if the optimizer has taken the place of one like it since the last update, and keeps numbers from one update
     to the next: those of the one before are lost."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,8 @@ class RunningBackward:
 
     def __init__(self, inputs: Collection[int]) -> None:
         self.inputs, self.thread = inputs, threading.get_ident()
+        self.made = 0
+        """Updates of all optimizers before it."""
         self.root: Callable[[], float] | None = None
         """Function that waits for the value of its root; None if that is no loss."""
         self.scaled = False
@@ -112,6 +114,12 @@ class OptimizerMemory:
         """Step at which its schedule was at the last update."""
         self.advances = 0, 0
         """Steps by which that goes on in each update, and the number of updates in a row in which it did."""
+        self.updates = 0
+        """Updates so far."""
+        self.made = 0
+        """Updates of all optimizers up to the last one of this."""
+        self.oddities: Callable[[], Mapping[str, tuple[str, ...]]] | None = None
+        """Function that waits for what the latest look for oddities shows."""
         self.clear()
 
     def advance(self, scheduled: int | None) -> int:
@@ -181,6 +189,15 @@ class OptimizerMemory:
             """Numbers that only a device knows."""
         self.clips: list[tuple[Sequence[int], Factor]] = []
         """Clips, each with the positions of the gradients and the factor by which they were multiplied."""
+
+    def adds_to_another(self, made: int) -> bool:
+        """Return whether an update applies gradients of two backwards, between which another optimizer was updated for
+        the only time since the last update of this one.
+
+        Args:
+            made: updates of all optimizers so far.
+        """
+        return made - self.made == 1 and len(self.backwards) == 2 and self.backwards[0].made < self.backwards[1].made
 
     def was_cleared(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether what the backwards so far have added is gone: it will not be applied."""

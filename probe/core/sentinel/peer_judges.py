@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from probe.core.checks.check import CheckFinding
-from probe.core.checks.peer_ratios import BEYOND, LEAST, SAME, STEPS_SAME, UNLIKE, PeerRatios
+from probe.core.checks.peer_ratios import BEYOND, LEAST, SAME, STEPS_SAME, SUMMED, UNLIKE, PeerRatios
 from probe.core.checks.streak import Streak
 from probe.core.language import message
 from probe.core.sentinel.rank_group import RankGroup, stacked
@@ -43,6 +43,8 @@ SCATTERS = 8.0
 unlike them, if it lies beyond the farthest of them, too."""
 LEAST_SCATTER = 0.05
 """Least value of the scatter."""
+BEYOND_MEAN, SAME_LENGTH = 0.05, 1e-3
+"""Relative differences of norms: of one that is no mean, and of rounding."""
 ROW = np.zeros(1, np.int64)
 """The only row of the ratios of one number."""
 
@@ -83,6 +85,32 @@ class SameData:
         numbers = {"loss": lines[0].loss, "norm of the gradients": norm, "ranks": len(lines)}
         evidence = {name: number for name, number in numbers.items() if np.isfinite(number)}
         return CheckFinding(SAME, "warning", (), step, since, text, evidence, self._group.ranks)
+
+
+class SummedGradients:
+    """Gradients of mean losses that ranks apply as the sum of their own, in place of the mean."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group, self._streak = group, Streak(STEPS_SAME)
+
+    def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
+        """Yield a finding when gradients are known to be summed."""
+        tables = stacked([line.unreduced for line in lines])
+        summed = False
+        if tables is not None and len(lines) > 1 and all(line.mean for line in lines):
+            own, applied = tables[:, :, 0], lines[0].reduced[:, 0]
+            read = np.isfinite(own).all(axis=0) & (applied > 0)
+            # a mean is never longer than the mean length, and a sum never longer than the sum of lengths
+            longer = applied > (1 + BEYOND_MEAN) * own.mean(axis=0)
+            summed = bool(read.any() and (longer & (applied <= (1 + SAME_LENGTH) * own.sum(axis=0)))[read].all())
+        if self._streak.completes(summed, step):
+            text = message(
+                "gradients of mean losses are summed over {ranks} ranks, and not divided by their number",
+                ranks=len(lines),
+            )
+            yield CheckFinding(
+                SUMMED, "warning", (), step, self._streak.since, text, {"ranks": len(lines)}, self._group.ranks
+            )
 
 
 class UnlikePeers:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from probe.core.checks.check import CheckFinding
-from probe.core.checks.peer_ratios import SAME, UNLIKE
-from probe.core.sentinel.peer_judges import SameData, UnlikePeers
+from probe.core.checks.peer_ratios import SAME, SUMMED, UNLIKE
+from probe.core.sentinel.peer_judges import SameData, SummedGradients, UnlikePeers
 from probe.core.sentinel.rank_group import RankGroup, Role
 from probe.core.sentinel.rank_lines import RankLine
 from probe.core.sentinel.replica_judges import DIFFER, EqualReplicas, ScaledApart, TensorReplicas, UnnamedReplicas
 
-__all__ = ["DIFFER", "REMEDIES", "SAME", "UNLIKE", "GroupComparison", "RankGroup", "Role"]
+__all__ = ["DIFFER", "REMEDIES", "SAME", "SUMMED", "UNLIKE", "GroupComparison", "RankGroup", "Role"]
 
 REMEDIES: Mapping[str, str] = {
     DIFFER: "Look for code that changes parameters or gradients on one rank alone (clipping, an update before the "
@@ -21,6 +21,7 @@ REMEDIES: Mapping[str, str] = {
     "rank's hardware.",
     SAME: "Give each rank its own part of the data: a DistributedSampler, a shard of the files, a seed with the rank "
     "in it.",
+    SUMMED: "Divide the gradients by the number of ranks after they are summed, or reduce them with ReduceOp.AVG.",
     UNLIKE: "Look at that rank's data and at its hardware: the others agree with each other.",
 }
 """Advice, by finding."""
@@ -70,8 +71,8 @@ class GroupComparison:
 
 def _judges(group: RankGroup) -> Iterator[_Judge]:
     if group.role == "data":
-        yield from (EqualReplicas(group), SameData(group), UnlikePeers(group))
+        yield from (EqualReplicas(group), SameData(group), UnlikePeers(group), SummedGradients(group))
     elif group.role == "tensor":
         yield from (ScaledApart(group), TensorReplicas(group))
     else:
-        yield UnnamedReplicas(group, (SameData(group), UnlikePeers(group)))
+        yield UnnamedReplicas(group, (SameData(group), UnlikePeers(group), SummedGradients(group)))

@@ -34,8 +34,9 @@ PLACES = struct.Struct("<QQQ")
 TEXT_AT = len(MAGIC) + PLACES.size
 LINE = struct.Struct("<qqdq")
 """Step, number of the optimizer, loss, sum of the bits of the tables that follow the first."""
-UNREDUCED, VALUES = 1, 2
-"""Bits of the tables of unreduced gradients and of parameters. The first table is that of reduced gradients."""
+UNREDUCED, VALUES, MEAN = 1, 2, 4
+"""Bits of the tables of unreduced gradients and of parameters, and of a loss that is a mean. The first table is that of
+reduced gradients."""
 MOST_TABLES = 3
 MOST_LINES = 4096
 MOST_BYTES = 4 << 20
@@ -102,6 +103,9 @@ class RankLine(NamedTuple):
     None if none was."""
     values: Array | None = None
     """Norm and sum of each parameter before the update; NaN for a parameter that was not read, None if none was."""
+    mean: bool = False
+    """True if the root of the only backward was the mean loss of this rank's samples, and the size of the gradient
+    decides on that of the update."""
 
 
 class RankLines:
@@ -228,6 +232,7 @@ class LinesReader:
 def packed(line: RankLine, rows: int) -> bytes:
     """Return the bytes of a line with the first ``rows`` parameters."""
     bits = (0 if line.unreduced is None else UNREDUCED) | (0 if line.values is None else VALUES)
+    bits |= MEAN if line.mean else 0
     tables = [table for table in (line.reduced, line.unreduced, line.values) if table is not None]
     numbers = [np.ascontiguousarray(table[:rows], np.float64).tobytes() for table in tables]
     return LINE.pack(line.step, line.optimizer, line.loss, bits) + b"".join(numbers)
@@ -247,7 +252,9 @@ def parsed(data: bytes) -> RankLine:
     tables = [*np.frombuffer(data, np.float64, offset=LINE.size).reshape(number, -1, NUMBERS)]
     reduced = tables.pop(0)
     unreduced = tables.pop(0) if bits & UNREDUCED else None
-    return RankLine(step, optimizer, loss, reduced, unreduced, tables.pop(0) if bits & VALUES else None)
+    return RankLine(
+        step, optimizer, loss, reduced, unreduced, tables.pop(0) if bits & VALUES else None, bool(bits & MEAN)
+    )
 
 
 def header_of(fields: dict[str, Any]) -> LinesHeader:

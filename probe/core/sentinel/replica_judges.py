@@ -17,7 +17,7 @@ import numpy.typing as npt
 from probe.core.checks.check import CheckFinding
 from probe.core.checks.streak import Streak
 from probe.core.language import message
-from probe.core.sentinel.peer_judges import SameData, UnlikePeers
+from probe.core.sentinel.peer_judges import SameData, SummedGradients, UnlikePeers
 from probe.core.sentinel.rank_group import RankGroup, deviations, stacked
 from probe.core.sentinel.rank_lines import Array, RankLine
 
@@ -227,7 +227,7 @@ class UnnamedReplicas:
         of_data: judges of data-parallel ranks, for ranks that have proved to be such.
     """
 
-    def __init__(self, group: RankGroup, of_data: tuple[SameData, UnlikePeers]) -> None:
+    def __init__(self, group: RankGroup, of_data: tuple[SameData, UnlikePeers, SummedGradients]) -> None:
         self._group, self._of_data, self._scaled = group, of_data, ScaledApart(group)
         self._pairs = {pair: _Pair(len(group.names)) for pair in pairs(len(group.ranks))}
         self._streak = Streak(STEPS_DIFFER)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from probe.core.backend.protocols import Optimizer, Remove, Tensor, TrainingLoop
 from probe.core.checks.update_facts import Gradients, UpdateFacts
+from probe.core.door import attempt
 from probe.core.faults import Faults
 from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.records import Outcome
@@ -28,6 +29,10 @@ from probe.core.sentinel.optimizer_memory import SOME, OptimizerMemory, RunningB
 from probe.core.sentinel.read_update import ReadUpdate
 from probe.core.sentinel.watched_optimizers import WatchedOptimizers
 
+LOOKS = frozenset({3, 13, 23})
+"""Updates of an optimizer in which oddities are looked for."""
+MOST_LOOKED = 4
+"""Optimizers of which they are looked for."""
 MOST_BACKWARDS = 4096
 """Backwards that are remembered until the next update, of an optimizer that may never be updated."""
 
@@ -75,6 +80,8 @@ class Sentinel:
         self._epoch, self._order_repeated = 0, False
         self._habits = set[str]()
         """Habits of the program since the last update."""
+        self._made = 0
+        """Updates of all optimizers so far."""
         self._updating: dict[int, _Update] = {}
         """Updates that have begun, by the identity of the optimizer."""
 
@@ -116,6 +123,7 @@ class Sentinel:
         if self._watch.run.look is not None:  # for updates that no hook has seen
             self._watch.run.look()
         running = RunningBackward(inputs)
+        running.made = self._made
         others = [backward for thread, backward in [*self._running.items()] if thread != running.thread]
         self._training_threads.add(running.thread)
         self._running[running.thread] = running
@@ -347,12 +355,26 @@ class Sentinel:
             order_repeated=self._order_repeated,
             inputs_learn=self.roots.survey.strangers,
             loss_graph=self.roots.survey.graph,
-            habits=frozenset(self._habits),
+            habits=frozenset(
+                {*self._habits, "adds to another"} if memory.adds_to_another(self._made) else self._habits
+            ),
             scheduled=scheduled,
             overrun=self._loop.overrun(optimizer, times) if times > 1 else "",
             forwards=self._forwards(),
             unused=self.roots.survey.unused,
+            oddities=self._oddities(number, memory, optimizer),
         )
+
+    def _oddities(
+        self, number: int, memory: OptimizerMemory, optimizer: Optimizer
+    ) -> Callable[[], Mapping[str, tuple[str, ...]]] | None:
+        """Look for oddities in a few updates; return a function that waits for what the latest look shows."""
+        memory.updates += 1
+        if memory.updates in LOOKS and number < MOST_LOOKED:
+            models = [model for _, model in self._watch.run.chunks]
+            found = attempt(self.faults, "oddities", self._loop.oddities, models, optimizer)
+            memory.oddities = found or memory.oddities
+        return memory.oddities
 
     def _forwards(self) -> int | None:
         """Return what counts the forwards. Between ranks a wrapper writes the batch statistics, too."""
@@ -430,6 +452,8 @@ class Sentinel:
         return any(state(optimizer, parameter) for parameter, has_gradient in updated if has_gradient)
 
     def _end(self, memory: OptimizerMemory, ended: ReadUpdate) -> None:
+        self._made += 1
+        memory.made = self._made
         memory.numbers.send()
         if self._sampler is not None and (sampler := self._sampler()) is not None:
             self._epochs[sampler] = self._epoch

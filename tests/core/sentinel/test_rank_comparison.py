@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from probe.core.checks.check import CheckFinding
-from probe.core.sentinel.rank_comparison import DIFFER, SAME, UNLIKE, GroupComparison, RankGroup, Role
+from probe.core.sentinel.rank_comparison import DIFFER, SAME, SUMMED, UNLIKE, GroupComparison, RankGroup, Role
 from probe.core.sentinel.rank_lines import RankLine
 
 NAMES = ("wte", "blocks.0.ln.weight", "blocks.0.mlp.weight", "head")
@@ -84,6 +84,19 @@ def test_ranks_with_the_same_unreduced_gradients_see_the_same_data() -> None:
     assert [(each.check, each.grade, each.since, each.step) for each in same] == [(SAME, "warning", 0, 4)]
     zero = np.zeros((len(NAMES), 2))
     assert found(group(2), lambda _, step: RankLine(step, 0, 1.0, numbers(step), zero)) == []
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("factor", [1.0, 0.9, 1 / 4])
+def test_gradients_of_mean_losses_that_are_summed_are_found(factor: float, mean: bool) -> None:
+    """Those that are as long as the gradients of all ranks together; not their mean, nor those of parts of a loss."""
+
+    def summed(rank: int, step: int) -> RankLine:
+        own = [np.abs(numbers(step, member, 0.05)) for member in range(4)]
+        return RankLine(step, 0, 2.0 + 0.01 * step, factor * sum(own), own[rank], mean=mean)
+
+    findings = found(group(), summed)
+    assert [(row.check, row.since, row.step) for row in findings] == [(SUMMED, 0, 4)] * (mean and factor > 0.5)
 
 
 def test_equal_losses_show_the_same_data_where_gradients_are_not_seen() -> None:

@@ -1,0 +1,135 @@
+"""Checks of settings that no training means, and of what is written without effect, as a few looks show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loop_check import FactCheck
+from probe.core.checks.places import ancestors, listing
+from probe.core.language import Message, message
+
+LOOKS = 2
+"""Looks that must show it."""
+
+
+class Oddity(FactCheck):
+    """Base of these checks."""
+
+    sees = "settings of modules and optimizers, and versions and sums of some tensors in three updates; no wait"
+    lacks = "the run was too short for the looks"
+    kind_of_oddity: ClassVar[str]
+    """Name among :attr:`probe.core.checks.update_facts.UpdateFacts.oddities`."""
+    in_model: ClassVar[bool] = True
+    """True if places are those of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._look: object = None
+        self._number, self._since = 0, -1
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:
+        """Return what is found at some places."""
+        raise NotImplementedError
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        if facts.oddities is None or facts.oddities is self._look:
+            return
+        self._look, places = facts.oddities, facts.oddities().get(self.kind_of_oddity, ())
+        self.judged = True
+        if places:
+            self._since = self._since if self._number else facts.step
+            self._number += 1
+            if self._number == LOOKS:
+                where = ancestors(places, (*facts.names, *places)) if self.in_model else ()
+                text, count = self.sentence(listing(where or places)), {"places": len(places)}
+                yield self.finding(facts, self._since, text, count, where)
+
+
+class FrozenNormDrifts(Oddity):
+    """Report batch norms whose weights are frozen, and whose statistics go on with each batch: they are in training
+    mode. Those of an average of the model have weights that are written."""
+
+    kind_of_oddity = "frozen norms"
+    name = "frozen-norm-drifts"
+    title = "Frozen norms drift"
+    why = "What was frozen computes something else after each batch."
+    source = "https://github.com/kdexd/virtex/issues/16"
+    remedy = "Call eval() of frozen parts after each train() of the model."
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:
+        """Return what is found at some places."""
+        return message("{places}: the weights are frozen, and the statistics go on with each batch", places=places)
+
+
+class NormMomentum(Oddity):
+    """Report batch norms whose momentum is 0.9 to 1: the part of the latest batch, which other frameworks give as 1
+    less that."""
+
+    kind_of_oddity = "norm momentum"
+    name = "norm-momentum"
+    title = "Momentum of norms exchanged"
+    why = "Evaluations use the statistics of the latest batch alone."
+    source = "https://github.com/pytorch/vision/issues/8250"
+    remedy = "Give 1 less the momentum of the other framework: 0.01 for 0.99."
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:
+        """Return what is found at some places."""
+        return message("{places}: running statistics take nine tenths or more from the latest batch", places=places)
+
+
+class OneMemory(Oddity):
+    """Report parameters of an optimizer that lie in the memory of another one: each update changes these numbers once
+    for each."""
+
+    kind_of_oddity = "one memory"
+    name = "one-memory"
+    title = "Parameters share memory"
+    why = "The optimizer updates the same numbers several times, each time with a part of the gradient."
+    source = "https://github.com/twitter-archive/torch-autograd/issues/165"
+    remedy = "Tie weights by assigning the parameter itself, not its data."
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:
+        """Return what is found at some places."""
+        return message("{places} has the memory of another parameter of the optimizer", places=places)
+
+
+class BetasExchanged(Oddity):
+    """Report an optimizer of Adam's kind whose first decay, of 0.95 or more, is above its second."""
+
+    kind_of_oddity = "betas"
+    in_model = False
+    name = "betas-exchanged"
+    title = "Decays of Adam exchanged"
+    why = "Updates follow gradients of a thousand steps ago, divided by the size of the latest."
+    source = "https://github.com/mila-iqia/blocks/issues/1159"
+    remedy = "Give the smaller decay first, such as betas=(0.9, 0.999)."
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:
+        """Return what is found at some places."""
+        return message("betas are {places}: the first decay is above the second", places=places)
+
+
+class CopyStays(Oddity):
+    """Report a copy of weights that is written with each update and keeps its numbers: an average whose decay is 1, or
+    is rounded away, or that takes in itself."""
+
+    kind_of_oddity = "copies that stay"
+    name = "copy-stays"
+    title = "Average never moves"
+    why = "What is evaluated or saved is the model of the beginning."
+    source = "https://github.com/MultimediaTechLab/YOLO/issues/97"
+    remedy = "Look at the decay, the precision of the copy, and what is averaged: it must be the model that is trained."
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:
+        """Return what is found at some places."""
+        return message("a copy of {places} is written with each update, and keeps its numbers", places=places)

@@ -1,0 +1,136 @@
+"""Oddities of models and optimizers, looked for in a few updates: settings that no training means, and tensors that are
+written without effect. No code of the user's runs, and nothing waits for a device."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from probe.pytorch import tensors
+from probe.pytorch.dtensor import PLAIN
+from probe.pytorch.modes import unseen
+
+Oddities = Mapping[str, tuple[str, ...]]
+MOMENTUM = 0.9
+"""Part that the latest batch has in running statistics from which on they are those of this batch."""
+BETA = 0.95
+"""First decay of Adam from which on it may be the second."""
+REFERENCES = 3
+"""Parameters of which copies are looked for."""
+MOST_COPIES, MOST_ELEMENTS = 8, 1 << 16
+"""Copies of each, and elements of one, that are looked at."""
+WRITES = 5
+"""Writes between two looks from which on a copy is written with each update."""
+
+
+class _Copy(NamedTuple):
+    """Tensor of the size of a parameter."""
+
+    tensor: Callable[[], torch.Tensor | None]
+    name: str
+    version: int
+    moments: Callable[[], Any]
+    """Function that waits for its sum and sum of squares."""
+
+
+class _Past(NamedTuple):
+    """What the last look has seen."""
+
+    norms: dict[str, tuple[int, int]]
+    """Versions of weight and statistics of frozen batch norms, by name."""
+    copies: Sequence[_Copy]
+
+
+_pasts: weakref.WeakKeyDictionary[Any, _Past] = weakref.WeakKeyDictionary()
+"""What was seen with the last look, by optimizer."""
+
+
+def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], Oddities]:
+    """Return a function that waits for the oddities, by kind, each with its places: ``frozen norms``, ``norm
+    momentum``, ``one memory``, ``betas`` and ``copies that stay``. What changes is compared with the last look."""
+    with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
+        names = {id(parameter): name for model in models for name, parameter in model.named_parameters()}
+        norms = [
+            (name, norm)
+            for model in models
+            for name, norm in model.named_modules()
+            if isinstance(norm, _BatchNorm) and norm.training and norm.running_mean is not None
+        ]
+        frozen = {name: _versions(norm) for name, norm in norms if norm.weight is not None and not _learns(norm)}
+        owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        past, copies = _pasts.get(optimizer, _Past({}, ())), [*_copies(owned, names, optimizer)]
+        _pasts[optimizer] = _Past(frozen, copies)
+        drifting = (name for name, (weight, seen) in frozen.items() if _drifts(past.norms.get(name), weight, seen))
+        found = {
+            "frozen norms": tuple(drifting),
+            "norm momentum": tuple(name for name, norm in norms if MOMENTUM <= (norm.momentum or 0) < 1),
+            "one memory": tuple(_doubled(owned, names)),
+            "betas": tuple(str(group["betas"]) for group in optimizer.param_groups if _exchanged(optimizer, group)),
+        }
+        now = {id(copy.tensor()): copy for copy in copies}
+        pairs = [(before, now[id(thing)]) for before in past.copies if id(thing := before.tensor()) in now]
+        return lambda: {**found, "copies that stay": tuple(dict.fromkeys(_staying(pairs)))}
+
+
+def _learns(norm: _BatchNorm) -> bool:
+    return bool(norm.weight.requires_grad)
+
+
+def _versions(norm: _BatchNorm) -> tuple[int, int]:
+    return norm.weight._version, 0 if norm.num_batches_tracked is None else norm.num_batches_tracked._version
+
+
+def _drifts(before: tuple[int, int] | None, weight: int, statistics: int) -> bool:
+    """Return whether nothing has written the weight since the last look, and batches have written the statistics."""
+    return before is not None and before[0] == weight and before[1] < statistics
+
+
+def _exchanged(optimizer: Any, group: Mapping[str, Any]) -> bool:
+    betas = group.get("betas", ())
+    known = "adam" in type(optimizer).__name__.lower() and len(betas) > 1
+    return known and all(isinstance(beta, float) for beta in betas) and betas[0] > max(betas[1], BETA)
+
+
+def _doubled(owned: Sequence[Any], names: Mapping[int, str]) -> Iterator[str]:
+    """Yield the names of parameters that lie where another one does."""
+    places = dict[tuple[int, int], int]()
+    for parameter in owned:
+        if (
+            type(parameter) in PLAIN
+            and parameter.layout is torch.strided
+            and parameter.numel()
+            and parameter.data_ptr()
+        ):
+            place = parameter.data_ptr(), parameter.numel()
+            if places.setdefault(place, id(parameter)) != id(parameter):
+                yield names.get(id(parameter), "")
+
+
+def _copies(owned: Sequence[Any], names: Mapping[int, str], optimizer: Any) -> Iterator[_Copy]:
+    """Yield tensors of the sizes of a few parameters that are no parameters, gradients or moments of the optimizer."""
+    some = [p for p in owned if type(p) in PLAIN and p.dim() > 1 and p.numel() <= MOST_ELEMENTS and id(p) in names]
+    wanted = {tuple(parameter.shape): names[id(parameter)] for parameter in some[:REFERENCES]}
+    states = (value for state in getattr(optimizer, "state", {}).values() for value in state.values())
+    known = {*map(id, owned), *(id(p.grad) for p in owned), *map(id, states)}
+    counts = dict.fromkeys(wanted, 0)
+    for thing in gc.get_objects() if wanted else ():
+        if type(thing) not in PLAIN or id(thing) in known or thing.requires_grad or not thing.is_floating_point():
+            continue
+        shape = tuple(thing.shape)
+        if shape in wanted and counts[shape] < MOST_COPIES and not thing.is_inference() and thing.data_ptr():
+            counts[shape] += 1
+            wait = tensors.to_host([tensors.moments([thing], ("sum", "sumsq"), 0.0)])
+            yield _Copy(weakref.ref(thing), wanted[shape], thing._version, wait)
+
+
+def _staying(pairs: Sequence[tuple[_Copy, _Copy]]) -> Iterator[str]:
+    for before, after in pairs:
+        if after.version - before.version >= WRITES:
+            first, second = before.moments(), after.moments()
+            if first.tolist() == second.tolist() and first.all():
+                yield before.name

@@ -1,0 +1,232 @@
+"""Findings that show after some updates: settings of optimizers, modules and schedules, and steps out of scale; each
+with a twin that differs in the fault alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.pytorch.test_loop_findings import SETTINGS
+from tests.required import require
+
+torch = require("torch")
+
+from torch.nn import functional as F  # noqa: E402
+
+from probe.pytorch import TrainerMon  # noqa: E402
+
+nn = torch.nn
+STEPS, LONG = 30, 130
+
+
+class Program(NamedTuple):
+    """Model, optimizers, and a function that yields before each pair of backward and update."""
+
+    model: Any
+    optimizers: list[Any]
+    steps: Iterator[Any]
+
+
+Make = Callable[[bool], Program]
+PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {}
+"""Kind that is found, function from whether the fault is in to a program, and the first places, by name."""
+
+
+def program(kind: str, *places: str) -> Callable[[Make], Make]:
+    """Add a program."""
+
+    def add(make: Make) -> Make:
+        PROGRAMS[make.__name__] = kind, make, places
+        return make
+
+    return add
+
+
+def net(norm: bool = False) -> Any:
+    """Two layers, perhaps with a batch norm between them."""
+    middle = [nn.BatchNorm1d(16)] if norm else []
+    return nn.Sequential(nn.Linear(8, 16), *middle, nn.ReLU(), nn.Linear(16, 4))
+
+
+def loss_of(model: Any, own: bool = True) -> Any:
+    """A loss over four classes, of the samples' own labels or of others'."""
+    x = torch.randn(32, 8)
+    labels = x[:, :4].argmax(1)
+    return F.cross_entropy(model(x), labels if own else labels.roll(7))
+
+
+def plain(model: Any, optimizer: Any, number: int = STEPS, own: bool = True) -> Iterator[Any]:
+    """Yield before each of some steps."""
+    for step in range(number):
+        yield step
+        optimizer.zero_grad()
+        loss_of(model, own).backward()
+        optimizer.step()
+
+
+def trained(model: Any, number: int = STEPS, own: bool = True, **options: Any) -> Program:
+    """A plain program with Adam."""
+    optimizer = torch.optim.Adam(model.parameters(), **{"lr": 1e-2, **options})
+    return Program(model, [optimizer], plain(model, optimizer, number, own))
+
+
+@program("no-better-than-guess")
+def labels_of_other_samples(faulty: bool) -> Program:
+    return trained(net(), LONG, own=not faulty)
+
+
+@program("step-out-of-scale")
+def rate_in_another_unit(faulty: bool) -> Program:
+    return trained(net(), 70, lr=1e-9 if faulty else 1e-3)
+
+
+@program("step-out-of-scale")
+def rate_far_too_high(faulty: bool) -> Program:
+    model = nn.Linear(16, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 16.0 if faulty else 0.1)
+
+    def steps() -> Iterator[Any]:
+        for step in range(12):
+            yield step
+            optimizer.zero_grad()
+            model(torch.randn(64, 16)).pow(2).mean().backward()
+            optimizer.step()
+
+    return Program(model, [optimizer], steps())
+
+
+@program("parameters-forgotten", "2")
+def head_is_in_no_optimizer(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.Adam((model[0] if faulty else model).parameters(), 1e-2)
+    return Program(model, [optimizer], plain(model, optimizer))
+
+
+@program("frozen-moves", "0")
+def frozen_layer_keeps_its_gradient(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def steps() -> Iterator[Any]:
+        for step in range(STEPS):
+            yield step
+            optimizer.zero_grad(set_to_none=False)
+            loss_of(model).backward()
+            if step == 5:
+                model[0].requires_grad_(False)
+                if not faulty:
+                    model[0].zero_grad(set_to_none=True)
+            optimizer.step()
+
+    return Program(model, [optimizer], steps())
+
+
+@program("rates-part")
+def schedule_of_the_first_group(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.Adam([{"params": [*layer.parameters()]} for layer in (model[0], model[2])], 1e-2)
+
+    def steps() -> Iterator[Any]:
+        for step in plain(model, optimizer):
+            for group in optimizer.param_groups[: 1 if faulty else None]:
+                group["lr"] = 1e-2 / (1 + step)
+            yield step
+
+    return Program(model, [optimizer], steps())
+
+
+@program("betas-exchanged")
+def first_decay_is_the_second(faulty: bool) -> Program:
+    return trained(net(), betas=(0.999, 0.9) if faulty else (0.9, 0.999))
+
+
+@program("norm-momentum", "1")
+def momentum_of_another_framework(faulty: bool) -> Program:
+    model = net(norm=True)
+    model[1].momentum = 0.99 if faulty else 0.01
+    return trained(model)
+
+
+@program("frozen-norm-drifts", "1")
+def frozen_norm_in_training_mode(faulty: bool) -> Program:
+    model = net(norm=True)
+    model[:2].requires_grad_(False)
+    model[1].train(faulty)
+    return trained(model)
+
+
+@program("one-memory", "2")
+def weights_tied_by_data(faulty: bool) -> Program:
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False))
+    if faulty:
+        model[2].weight.data = model[0].weight.data
+    else:
+        model[2].weight = model[0].weight
+    return trained(model)
+
+
+@program("copy-stays", "0.weight")
+def average_whose_decay_is_one(faulty: bool) -> Program:
+    model = net()
+    average, decay = copy.deepcopy(model).requires_grad_(False), 1.0 if faulty else 0.9
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def steps() -> Iterator[Any]:
+        for step in plain(model, optimizer):
+            yield step
+            for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(parameter.detach(), 1 - decay)
+
+    return Program(model, [optimizer], steps())
+
+
+@program("gradients-of-another")
+def samples_of_the_generator_are_not_detached(faulty: bool) -> Program:
+    both = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 1)])
+    makes, judges = both
+    optimizers = [torch.optim.SGD(part.parameters(), 1e-2) for part in both]
+
+    def steps() -> Iterator[Any]:
+        for step in range(STEPS):
+            yield step
+            made = makes(torch.randn(16, 4))
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            F.softplus(judges(made if faulty else made.detach())).mean().backward()
+            optimizers[1].step()
+            F.softplus(-judges(makes(torch.randn(16, 4)))).mean().backward()
+            optimizers[0].step()
+
+    return Program(both, optimizers, steps())
+
+
+def found(make: Make, faulty: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
+    """Return checks and places of what is more than a note."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(folder))
+    torch.manual_seed(0)
+    made = make(faulty)
+    monitor = TrainerMon(SETTINGS)
+    monitor.set_monitor(made.model, 1, made.optimizers)
+    for _ in made.steps:
+        pass
+    monitor.stop()
+    assert monitor.faults == {}
+    lines = [json.loads(line) for path in folder.glob("*/checks.jsonl") for line in path.read_text().splitlines()]
+    return [(line["check"], tuple(line["where"])) for line in lines if line["grade"] != "note"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_fault_is_found_at_its_place_and_its_twin_is_not(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the check for it."""
+    kind, make, places = PROGRAMS[name]
+    assert found(make, False, tmp_path / "healthy", monkeypatch) == []
+    rows = found(make, True, tmp_path / "faulty", monkeypatch)
+    assert kind in {check for check, _ in rows}
+    assert next(where for check, where in rows if check == kind)[: len(places)] == places
