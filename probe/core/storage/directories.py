@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.language import joined, message
+from probe.core.messages import writable
 from probe.core.storage import sqlite_reader
 from probe.core.storage.layout import EXAMPLE
 from probe.core.storage.location import Place, contents, fetch_ahead
@@ -130,6 +131,10 @@ def find(
                 advice=advice,
             )
         )
+    full = str(root.absolute() if isinstance(root, Path) else root)
+    if full != writable(full):
+        text = "{root}: expected a path in UTF-8, since DuckDB reads no other: rename the folder"
+        raise ValueError(message(text, root=writable(full)))
     within = _interval(time_start, time_end)
     if is_packed(root):
         return _found_in_pack(root, problems, within, (time_start, time_end), pattern)
