@@ -16,6 +16,8 @@ from tests.required import require
 
 torch = require("torch")
 
+from probe.pytorch.engines import native  # noqa: E402 - only where torch is
+
 STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 WEIGHTS = ("grad_unreduced", "grad_reduced", "param_origin", "param_updated", *STATES)
 SCALE = 1024.0
@@ -389,8 +391,37 @@ def test_uneven_updates_are_each_recorded_and_miss_no_forward() -> None:
             model.zero_grad()
     rows = rows_of(monitor)
     assert monitor.faults == {}
-    for name, updates in (("judge.weight", 6), ("make.weight", 2)):  # the last one ends its step with the next update
-        assert len([row for row in rows if (row.signal, row.name) == ("grad_reduced", name)]) >= updates
+    for name, updates in (("judge.weight", 6), ("make.weight", 3)):  # stop() ends the last one's step
+        assert len([row for row in rows if (row.signal, row.name) == ("grad_reduced", name)]) == updates
+
+
+def test_a_step_that_makes_the_state_for_a_checkpoint_is_none_of_training() -> None:
+    """PyTorch calls ``step`` with gradients and a rate of 0 where a checkpoint is loaded before training."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    for kind in (torch.optim.Adam, torch.optim.SGD):
+        model = TinyNet()
+        optimizer = kind(model.parameters(), lr=0.1)
+        monitor = watch(model, optimizer, **weights_only())
+        get_optimizer_state_dict(model, optimizer)
+        model(X).sum().backward()
+        optimizer.step()
+        rows = rows_of(monitor)
+        assert {row.step for row in rows} == {0}
+        assert all(rows[row]["norm"] for row in rows if row.signal == "grad_reduced")
+
+
+def test_the_state_of_a_shared_out_optimizer_is_that_of_its_part() -> None:
+    """``ZeroRedundancyOptimizer`` keeps its state in an optimizer of its own part of the parameters."""
+    model = TinyNet()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    outer = torch.optim.Optimizer(model.parameters(), {"betas": (0.9, 0.999), "eps": 1e-8})
+    outer.optim, outer.step = optimizer, optimizer.step
+    names = {name for name, _ in model.named_parameters()}
+    model(X).sum().backward()
+    outer.step()
+    assert {name for name, p in model.named_parameters() if "exp_avg" in native.state(outer, p)} == names
+    assert all(native.adam(outer)(p).steps == 1 for p in model.parameters())
 
 
 class Clumsy(torch.optim.SGD):

@@ -402,6 +402,11 @@ class TrainingSteps:
         """True if ``step`` is to be sampled; never in a forked child, which has no delivery thread."""
         return not self.over and self._schedule.samples(step) and os.getpid() == self._process
 
+    def end_updated(self) -> None:
+        """End the step in progress if it was updated, and other optimizers were expected to update."""
+        if self.boundary.updated and not self.working:
+            self._end()
+
     def flush_partial(self) -> None:
         """Deliver the rows of a step that will not end."""
         run = self.run

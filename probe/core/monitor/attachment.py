@@ -384,14 +384,17 @@ class Attachment:
         self.reporting.ended(self._cause, self.run.clock.step, self._error)
 
     def _end_session(self) -> None:
-        """Stop collecting; write the rows of an unfinished step if an exception has interrupted it."""
+        """Stop collecting; end a step that waits for further updates, and write the rows of one that an exception has
+        interrupted."""
         if (session := self.session) is None:
             return
         self._leaving = session
         if self._error is not None:
             attempt(self.faults, WHERE, session.steps.flush_partial)
-        elif self.run.clock.step == self.first:
-            _log.warning(UNSTEPPED)
+        else:
+            session.steps.end_updated()
+            if self.run.clock.step == self.first:
+                _log.warning(UNSTEPPED)
         if self._cause == "exit" and (names := ", ".join(self.numbers.open_phases)):
             _log.warning(UNLEFT, names)
         self._ended_at = self.run.clock.step

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.language import invalid, joined, message
-from probe.core.messages import in_number, spans
+from probe.core.messages import in_number, spans, writable
 from probe.core.storage import sqlite_reader
 from probe.core.storage.layout import EXAMPLE
 from probe.core.storage.location import Place, contents, fetch_ahead
@@ -129,6 +129,10 @@ def find(
             root=root,
             advice=advice,
         )
+    full = str(root.absolute() if isinstance(root, Path) else root)
+    if full != writable(full):
+        text = "{root}: expected a path in UTF-8, since DuckDB reads no other: rename the folder"
+        raise invalid(text, root=writable(full))
     within = _interval(time_start, time_end)
     if is_packed(root):
         return _found_in_pack(root, problems, within, (time_start, time_end), pattern)

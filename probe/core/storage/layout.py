@@ -142,7 +142,7 @@ SHAPE, DTYPE, COVERAGE = FORM = ("shape", "dtype", "coverage")
 """Columns that describe a row's tensor."""
 PP_STAGE, RANKS, COMPLETE = "pp_stage", "ranks", "complete"
 """Further columns of merged files: the pipeline stage, the ranks of the parts, and whether all parts were present."""
-TEXT = (NAME, *FORM, HISTOGRAM)
+TEXT = (NAME, *FORM, HISTOGRAM, RANKS)
 """Columns that are not numbers."""
 INTEGERS = {STAGE: "INTEGER", STEP: "UINTEGER", MICRO_STEP: "INTEGER", CALL: "INTEGER"}
 """Columns of whole numbers, with their SQL types."""

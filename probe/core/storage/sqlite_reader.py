@@ -246,7 +246,7 @@ class _Reading:
                 for rows in self._pieces(table, ops, steps):
                     cells = self._cells(signal, table, ops, rows)
                     if len(cells["step"].values):
-                        path = folder / f"copy_{self._copies}.parquet"
+                        path = folder / f"{self._path.stem}_{self._copies}.parquet"  # a rank has two databases
                         self._copies += 1
                         copy(path, cells)
                         first, last = map(int, cells["step"].values[[0, -1]])

@@ -67,15 +67,21 @@ def held(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
     """Return the tensors kept for ``parameter`` under the optimizer's own names, without the step counter."""
-    state = getattr(optimizer, "state", {}).get(parameter, {})
+    state = _states(optimizer).get(parameter, {})
     tensors = {kind: value for kind, value in state.items() if isinstance(value, torch.Tensor)}
     return {kind: piece(parameter, value) for kind, value in tensors.items() if kind != "step" or value.dim()}
+
+
+def _states(optimizer: Any) -> Mapping[Any, Any]:
+    """Return the states of the parameters; of a ``ZeroRedundancyOptimizer`` those of the optimizer of its part."""
+    states = getattr(getattr(optimizer, "optim", None), "state", None)
+    return states if isinstance(states, Mapping) else getattr(optimizer, "state", {})
 
 
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
     """Return a function to the hyperparameters in a parameter's group; the steps are in its state, else its group."""
     groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
-    states = getattr(optimizer, "state", {})
+    states = _states(optimizer)
     return lambda parameter: of_group(groups.get(id(parameter)), states.get(parameter, {}))
 
 
@@ -111,7 +117,7 @@ class Steps:
     def __init__(self, optimizer: Any, listener: StepListener) -> None:
         self._optimizer, self._listener = optimizer, listener
         self._depth = 0
-        self._stepped = self._reported = False
+        self._stepped = self._reported = self._silent = False
         self._outcome: Outcome = "applied"
 
     def enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,6 +153,9 @@ class Steps:
         self._depth += 1
         if self._depth > 1:
             return None
+        self._silent = initializes_state(self._optimizer)
+        if self._silent:
+            return None
         self._reported, self._outcome = False, "applied"
         if getattr(self._optimizer, "found_inf", None) is not None:
             self._outcome = attempt(self.faults, "optimizer", self._foreseen) or "unknown"
@@ -159,7 +168,7 @@ class Steps:
     def leave(self, *_: Any) -> None:
         """Listen after ``step``."""
         self._depth = max(self._depth - 1, 0)
-        if self._depth:
+        if self._depth or self._silent:
             return
         self._report()
         self._stepped = True
@@ -210,3 +219,10 @@ class Steps:
         """
         running = (frame.f_locals for frame in callers() if frame.f_code.co_name == "wrapper")
         return sum(variables.get("self") is self._optimizer and "profile_name" in variables for variables in running)
+
+
+def initializes_state(optimizer: Any) -> bool:
+    """Return whether ``step`` is called to make the state that a checkpoint is about: by gradients and a rate of 0, in
+    ``torch.distributed.checkpoint.state_dict`` (torch 2.4 to 2.13). That is no update of training."""
+    empty = not getattr(optimizer, "state", True)
+    return empty and any(frame.f_code.co_name == "_init_optim_state" for frame in callers())

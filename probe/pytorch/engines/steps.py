@@ -71,10 +71,23 @@ def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
 
 
 def on_every_step(began: Callable[..., None], ended: Callable[..., None], faults: FaultCounter) -> Remove:
-    """Call ``began`` before and ``ended`` after each ``step`` of every optimizer that inherits from torch's."""
+    """Call ``began`` before and ``ended`` after each update by an optimizer that inherits from torch's."""
+    initial: set[int] = set()
+
+    def before(optimizer: Any, *arguments: object) -> None:
+        if native.initializes_state(optimizer):
+            initial.add(id(optimizer))
+            return
+        initial.discard(id(optimizer))
+        began(optimizer, *arguments)
+
+    def after(optimizer: Any, *arguments: object) -> None:
+        if id(optimizer) not in initial:
+            ended(optimizer, *arguments)
+
     with ExitStack() as placed:
-        placed.callback(base.register_optimizer_step_pre_hook(Hook(faults, "optimizer", began)).remove)
-        placed.callback(base.register_optimizer_step_post_hook(Hook(faults, "optimizer", ended)).remove)
+        placed.callback(base.register_optimizer_step_pre_hook(Hook(faults, "optimizer", before)).remove)
+        placed.callback(base.register_optimizer_step_post_hook(Hook(faults, "optimizer", after)).remove)
         return placed.pop_all().close
 
 

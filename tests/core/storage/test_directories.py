@@ -396,3 +396,11 @@ def test_a_file_in_place_of_a_directory_is_called_one(tmp_path: Path) -> None:
         ValueError, match=r"actv_0-9\.csv: expected the directory .*; this is a file: give the directory"
     ):
         find(file, Problems())
+
+
+def test_a_path_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    """DuckDB takes no such path: the message shows it in letters that every terminal has."""
+    root = tmp_path / "bad\udcff"
+    directory(root, 0)
+    with pytest.raises(ValueError, match=r"bad\\udcff: expected a path in UTF-8"):
+        find(root, Problems())

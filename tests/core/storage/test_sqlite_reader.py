@@ -48,7 +48,13 @@ def step_of(step: int) -> list[Batch]:
 def write(root: Path, sink: str, numbers: range, name: str = NAME, rank: int = 0) -> Path:
     """The directory of a rank."""
     directory = root / name
-    writer = SINKS[sink](context(root, directory=directory, rank=rank, steps_per_file=5))
+    fields: dict[str, Any] = {"directory": directory, "rank": rank, "steps_per_file": 5}
+    of_run = SINKS[sink](context(root, run_numbers=True, **fields))
+    of_run.open()
+    for step in numbers:
+        of_run.write(snapshot(step, batch("run", step, {"value": [0.5]}), ops=("value",)))
+    of_run.close()
+    writer = SINKS[sink](context(root, **fields))
     writer.open()
     for step in numbers:
         first, *rest = step_of(step)
