@@ -155,7 +155,8 @@ def test_without_a_key_nobody_is_asked_for_one(packages: list[Path], tmp_path: P
 
 
 def test_a_server_that_never_answers_costs_its_rows_alone(packages: list[Path], tmp_path: Path) -> None:
-    """Training ends, with whole files; the rows are counted. W&B would send its own errors at the end for ten seconds."""
+    """Training ends, with whole files; the rows are counted. At the end W&B would try to send its own errors for ten
+    seconds."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = {"WANDB_BASE_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "WANDB_API_KEY": "a" * 40}
         printed = trained(
