@@ -195,7 +195,9 @@ def test_a_packed_run_gives_the_same_page(root: Path, whole: Path, tmp_path: Pat
     """But for the path and the name of the folder; in one go and in pieces."""
     pack(root, tmp_path / "packed")
     as_written = PageFile(whole)
-    expected = str(as_written.answers).replace(str(root.resolve()), "").replace(f"'name': '{root.name}'", "'name': 'packed'")
+    expected = (
+        str(as_written.answers).replace(str(root.resolve()), "").replace(f"'name': '{root.name}'", "'name': 'packed'")
+    )
     for engine in (None, Shuffled()):
         write_report(tmp_path / "packed", tmp_path / "page.html", engine=engine)
         page = PageFile(tmp_path / "page.html")

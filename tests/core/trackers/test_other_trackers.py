@@ -11,20 +11,10 @@ from typing import Any
 import pytest
 
 from tests.core.trackers.read_back import of_mlflow, of_swanlab, of_trackio
-from tests.core.trackers.training import BAD, FINISHED, STEPS, ran_with, trained
-from tests.required import require_version
+from tests.core.trackers.training import BAD, FINISHED, PACKAGES, STEPS, ran_with, trained
 
 LOSSES = {step: step / 4 for step in range(STEPS)}
 OWN = {step: float(step) for step in range(STEPS)}
-
-
-PACKAGES = {
-    "wandb": "wandb-0.31.0",
-    "mlflow": "mlflow-skinny-3.17.2",
-    "swanlab": "swanlab-0.10.3",
-    "trackio": "trackio-0.43.0",
-}
-
 
 TABLES = """
 import sys
@@ -37,9 +27,7 @@ SqlAlchemyStore(f"sqlite:///{sys.argv[1]}", sys.argv[2])
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MLflow's database without a run: each table that it makes is synchronized with the disk."""
     folder = tmp_path_factory.mktemp("tables")
-    made = ran_with(
-        [require_version(PACKAGES["mlflow"])], ["-c", TABLES, str(folder / "mlflow.sqlite"), str(folder)], folder
-    )
+    made = ran_with("mlflow", ["-c", TABLES, str(folder / "mlflow.sqlite"), str(folder)], folder)
     assert made.returncode == 0, made.stderr
     return folder / "mlflow.sqlite"
 
@@ -50,7 +38,6 @@ def run_in(
     """Faults and log of a run with some trackers, in ``folder``; ``tables`` are MLflow's."""
     if tables is not None:
         shutil.copy(tables, folder / "mlflow.sqlite")
-    packages = [require_version(PACKAGES[name]) for name in names.split(",")]
     places = {
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
@@ -58,7 +45,7 @@ def run_in(
         "SWANLAB_MODE": "offline",
         "TRACKIO_DIR": str(folder / "trackio"),
     }
-    return trained(names, packages, folder, how, **(places | environment))
+    return trained(names, folder, how, **(places | environment))
 
 
 @pytest.fixture(scope="module")

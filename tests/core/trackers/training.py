@@ -33,13 +33,13 @@ FULL_BYTES = 600
 """Most bytes of a file on a full disk: those of a step fit in."""
 MARK = "result: "
 """Beginning of the line that is read: trackers print, too."""
-IMPORTED = {
-    "wandb": ["pydantic", "click"],
-    "mlflow": ["mlflow", "mlflow.store.tracking.sqlalchemy_store"],
-    "swanlab": ["swanlab"],
-    "trackio": ["huggingface_hub.hf_api", "gradio_client", "httpx"],
+PACKAGES = {
+    "wandb": ("wandb-0.31.0", "pydantic", "click"),
+    "mlflow": ("mlflow-skinny-3.17.2", "mlflow", "mlflow.store.tracking.sqlalchemy_store"),
+    "swanlab": ("swanlab-0.10.3", "swanlab"),
+    "trackio": ("trackio-0.43.0", "huggingface_hub.hf_api", "gradio_client", "httpx"),
 }
-"""What takes long to import: wandb and trackio themselves keep folders of the process that imports them."""
+"""Trackers with what takes long to import; wandb and trackio themselves keep folders of the process that does."""
 CONFIG: dict[str, Any] = {
     "targets": {},
     "wg_distribution": True,
@@ -48,38 +48,37 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def trained(
-    trackers: str, packages: Sequence[Path], folder: Path, how: str = "own", **environment: str
-) -> dict[str, Any]:
+def trained(trackers: str, folder: Path, how: str = "own", **environment: str) -> dict[str, Any]:
     """What the script prints: faults of the monitor, and the log.
 
     Args:
         trackers: their names, with commas between them.
-        packages: folders that have them.
     """
     arguments = ["-m", "tests.core.trackers.training", trackers, how]
-    process = ran_with(packages, arguments, folder, MONITOR_OUTPUT_DIR=str(folder / "out"), **environment)
+    process = ran_with(trackers, arguments, folder, MONITOR_OUTPUT_DIR=str(folder / "out"), **environment)
     assert process.returncode == 0, process.stderr
     printed: dict[str, Any] = json.loads(process.stdout.rpartition(MARK)[2].partition("\n")[0])
     return printed | {"log": process.stderr}
 
 
-def ran_with(packages: Sequence[Path], arguments: Sequence[str], folder: Path, **environment: str) -> Ended:
-    """The end of a process that runs as ``python`` with these arguments, and has imported the trackers in
-    ``packages``."""
-    own = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*packages, ROOT])), **environment}
+def ran_with(trackers: str, arguments: Sequence[str], folder: Path, **environment: str) -> Ended:
+    """The end of a process that runs as ``python`` with these arguments and has what the trackers need."""
+    from tests.required import require_version
+
+    names = ("wandb",) if trackers == "wandb" else tuple(PACKAGES)  # one process has imported for all others
+    packages = [require_version(PACKAGES[name][0]) for name in names]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*packages, ROOT]))}
     if "full" not in arguments:
-        return ran(_server(tuple(packages)), arguments, folder, own)
+        return ran(_server(names, own["PYTHONPATH"]), arguments, folder, own | environment)
     # output into a file, as of a process that is forked, would end with the space
     command = [sys.executable, *arguments]
-    process = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, cwd=folder, env=own | environment, capture_output=True, text=True, check=False)
     return Ended(process.returncode, process.stdout, process.stderr)
 
 
 @cache
-def _server(packages: tuple[Path, ...]) -> ForkServer:
-    path = os.pathsep.join(map(str, [*packages, ROOT]))
-    modules = [module for package in packages for module in IMPORTED[package.name.split("-")[0]]]
+def _server(names: tuple[str, ...], path: str) -> ForkServer:
+    modules = [module for name in names for module in PACKAGES[name][1:]]
     modules += ["tests.core.trackers.training", "probe.cli.track"]
     one_thread = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
     server = ForkServer(modules, {**os.environ, "PYTHONPATH": path, **one_thread})
