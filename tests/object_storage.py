@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.quick_python import quick_python
 from tests.required import require, require_program
 from tests.waiting import free_port, wait_for
 
@@ -93,11 +94,11 @@ def seaweedfs(folder: Path, port: int = 0) -> Iterator[ObjectServer]:
 
 
 @contextmanager
-def moto(folder: Path) -> Iterator[ObjectServer]:
+def moto(folder: Path, port: int = 0) -> Iterator[ObjectServer]:
     """moto's server, which keeps objects in memory and checks no signature."""
     require("moto.server")
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    port = port or free_port()
+    command = [quick_python("moto.server"), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     folder.mkdir(exist_ok=True)
     with _running(command, folder / "moto.log", f"http://127.0.0.1:{port}") as server:
         yield server

@@ -12,6 +12,9 @@ from tests.required import require
 
 OBJECT_STORE_BYTES = 80 << 20
 NODE = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
+HEALTH = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
+"""A node that is gone is found by five checks in a row, every three seconds by default."""
+HEAD = {"include_dashboard": False, "_system_config": HEALTH}
 
 
 @contextmanager
@@ -20,7 +23,7 @@ def ray_cluster(nodes: int) -> Iterator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     handler = signal.getsignal(signal.SIGTERM)
     utils = require("ray.cluster_utils")
-    cluster = utils.Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    cluster = utils.Cluster(initialize_head=True, head_node_args={**NODE, **HEAD})
     try:
         for _ in range(nodes):
             cluster.add_node(**NODE)

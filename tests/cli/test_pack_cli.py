@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 require("duckdb")
 
-RANKS, STEPS = 4, 14
+RANKS, STEPS = 2, 14
 
 
 def of_run(rank: int, step: int) -> list[Batch]:
@@ -46,7 +46,7 @@ def entry(rank: int, run: str, step: int) -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of four ranks with NaN from a step on, findings, costs, stacks, and readings of a machine."""
+    """A run of two ranks with NaN from a step on, findings, costs, stacks, and readings of a machine."""
     root = tmp_path / "run"
     root.mkdir()
     change = everything_after(9, range(RANKS), bad(("actv", 1, 9, "b.output")))
@@ -137,7 +137,7 @@ def test_packed_is_0(run: Path, tmp_path: Path) -> None:
     """With a line about what there was and is, also with several processes."""
     done = run_pack(run, "-o", tmp_path / "one", "--check")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert re.fullmatch(r"[\d,]+ rows of 4 ranks: 84 files with .* MB are 7 files with .* MB in .*one\n", done.stdout)
+    assert re.fullmatch(r"[\d,]+ rows of 2 ranks: 42 files with .* MB are 7 files with .* MB in .*one\n", done.stdout)
     assert run_pack(run, "-o", tmp_path / "two", "-j", 2).exit_code == 0
     files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()]
     assert [(tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes() for path in files] == [
@@ -179,4 +179,4 @@ def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run: Path, tmp_path
         path.write_text(json.dumps({**json.loads(path.read_text()), "end_time": "2026-12-03T22:00:00+0800"}))
     done = run_pack(run, "-o", tmp_path / "out", "--follow", "--every", 0.1)
     assert done.exit_code == 0
-    assert "rows of 4 ranks: 84 files" in done.stdout
+    assert "rows of 2 ranks: 42 files" in done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from probe.core.trackers import TRACKERS
 from tests.cli.json_schema import answer_of
 from tests.core.analysis.causes_data import bad, everything_after, write_rank, write_run
 from tests.core.trackers.read_back import of_mlflow, of_swanlab, of_trackio
+from tests.core.trackers.training import ran_with
 from tests.core.trackers.wandb_file import WandbRun, read_run
 from tests.quick_python import probe_command
 from tests.required import require, require_version
@@ -92,15 +92,13 @@ for tracker in ("mlflow", "swanlab", "trackio"):
 def test_other_trackers_get_the_same(tmp_path: Path) -> None:
     """Each step of all ranks, the first cause of the analysis, and the report."""
     write_run(tmp_path / "run", RANKS, STEPS, everything_after(BAD, [1], bad(("actv", 1, BAD, "b.output"))))
-    packages = map(require_version, ("mlflow-skinny-3.17.2", "swanlab-0.10.3", "trackio-0.43.0"))
-    own = {
-        "PYTHONPATH": os.pathsep.join(map(str, [*packages, ROOT])),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.sqlite'}",
-        "SWANLAB_MODE": "offline",
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", ALL], cwd=tmp_path, env=os.environ | own, capture_output=True, text=True, check=False
+    done = ran_with(
+        "mlflow,swanlab,trackio",
+        ["-c", ALL],
+        tmp_path,
+        MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path / 'mlflow.sqlite'}",
+        SWANLAB_MODE="offline",
+        TRACKIO_DIR=str(tmp_path / "trackio"),
     )
     assert done.returncode == 0, done.stderr
     metrics, tags, runs = of_mlflow(tmp_path / "mlflow.sqlite")

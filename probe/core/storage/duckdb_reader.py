@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,9 @@ class Rows:
         self.problems = problems
         for directory in self.directories:
             readable_by_duckdb(self.connection, directory.path)
-        self._copies = tempfile.TemporaryDirectory(prefix="probe-", dir=scratch)
+        self._scratch, self._copies = scratch, ExitStack()
         kind = PackedListing if any(directory.packed is not None for directory in directories) else FileListing
-        self.listing: Listing = kind(self.connection, self.directories, problems, Path(self._copies.name), files)
+        self.listing: Listing = kind(self.connection, self.directories, problems, self._new_folder, files)
         self._numbers: dict[str, tuple[str, ...]] = {}
         self._ends: dict[str, list[tuple[int, TableFile, float]]] = {}
         self._list_directories()
@@ -209,9 +209,13 @@ class Rows:
         self._closed = True
         self.record_rejected()
         self.listing.close(self.problems)
-        self._copies.cleanup()
+        self._copies.close()
         if self._owned:
             self.connection.close()
+
+    def _new_folder(self) -> Path:
+        folder = tempfile.TemporaryDirectory(prefix="probe-", dir=self._scratch)
+        return Path(self._copies.enter_context(folder))
 
     def record_rejected(self) -> None:
         """Record the lines that the queries so far could not read."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class FileListing(FilesBySignal):
     """Files in directories of ranks.
 
     Args:
-        folder: folder for copies, which its owner removes.
+        new_folder: makes a folder for copies, which its owner removes.
         files: files that were listed before; None to look for them.
     """
 
@@ -38,11 +38,11 @@ class FileListing(FilesBySignal):
         connection: Connection,
         directories: Sequence[RankDirectory],
         problems: Problems,
-        folder: Path,
+        new_folder: Callable[[], Path],
         files: Files | None = None,
     ) -> None:
         self._connection, self._directories, self._problems = connection, directories, problems
-        self._root = folder
+        self._root = cache(new_folder)
         self._originals: dict[str, Place] = {}
         self._folders = [(folder_of(str(d.path / "_")), n) for n, d in enumerate(directories)]
         if files is None:
@@ -104,7 +104,7 @@ class FileListing(FilesBySignal):
 
     def _folder(self, directory: int) -> Path:
         """Return the folder with the copies of a directory's files; it is made if missing."""
-        folder = self._root / str(directory)
+        folder = self._root() / str(directory)
         if not folder.exists():
             folder.mkdir()
             self._folders.append((str(folder), directory))

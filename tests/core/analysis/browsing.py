@@ -113,8 +113,8 @@ def click_cell(driver: Any, row: int, column: int) -> None:
           }
           return [...new Set(found.values())].sort((a, b) => a - b);
         };
-        const columns = firsts(4, 8, (x, _) => x);
-        const rows = firsts(16, 2, (_, y) => y);
+        const columns = firsts(4, 24, (x, _) => x);
+        const rows = firsts(48, 2, (_, y) => y);
         return [columns[column] + 4 - plot.clientWidth / 2, rows[row] + 4 - plot.clientHeight / 2];"""
     place = driver.execute_script(state, plot, row, column)
     chains = require("selenium.webdriver.common.action_chains")

@@ -77,7 +77,8 @@ PLACES = [
 )
 def test_one_changed_tensor_is_named(tmp_path: Path, place: Where, factor: float) -> None:
     """A tensor that is a hundredth larger, zero, NaN or infinite in one run is the one row that differs."""
-    found = both(tmp_path, scaled(place, factor, rounding(4)), ranks=(0, 1))
+    options = Options() if factor == 1.01 else Options(signals=(place.signal,))  # for what is no number
+    found = both(tmp_path, scaled(place, factor, rounding(4)), options, ranks=(0, 1))
     assert [where(row)[:3] for row in found.first] == [(place.signal, _row_name(place), place.step)]
     assert where(found.first[0])[3:] == place[3:]
     assert not found.agrees
@@ -96,7 +97,7 @@ def test_the_numbers_of_a_differing_row_are_those_of_its_tensors(tmp_path: Path)
         kept.update({"tensor": tensor} if at == place else {})
         return tensor * (2 if at == place else 1)
 
-    (row,) = both(tmp_path, change).first
+    (row,) = both(tmp_path, change, Options(signals=(place.signal,))).first
     norm = next(number for number in row.numbers if number.op == "norm")
     wanted = np.linalg.norm(kept["tensor"])
     assert (norm.a, norm.b) == (pytest.approx(wanted, rel=1e-5), pytest.approx(2 * wanted, rel=1e-5))
@@ -133,10 +134,11 @@ def test_what_differs_is_in_causal_order(tmp_path: Path) -> None:
 def test_the_first_rows_do_not_depend_on_how_many_are_asked_for(tmp_path: Path) -> None:
     """The first k of more are the first k."""
     a, b = write_run(tmp_path / "a", ranks=(0, 1)), write_run(tmp_path / "b", lambda _, x: x * 1.1, ranks=(0, 1))
-    many = compare(a, b, most=150).first
+    options = Options(signals=("actv", "grad_reduced"))
+    many = compare(a, b, options, most=150).first
     assert len(many) == 150
     for most in (1, 40):
-        assert compare(a, b, most=most).first == many[:most]
+        assert compare(a, b, options, most=most).first == many[:most]
 
 
 def test_nan_in_both_is_equal(tmp_path: Path) -> None:
@@ -152,8 +154,9 @@ def test_nan_in_both_is_equal(tmp_path: Path) -> None:
         return change
 
     a, b, c = (write_run(tmp_path / n, infinite(sign)) for n, sign in (("a", 1), ("b", 1), ("c", -1)))
-    assert compare(a, b).agrees
-    assert [where(row) for row in compare(a, c).first] == [(place.signal, place.name, *place[2:])]
+    options = Options(signals=(place.signal,))
+    assert compare(a, b, options).agrees
+    assert [where(row) for row in compare(a, c, options).first] == [(place.signal, place.name, *place[2:])]
 
 
 def test_noise_beside_large_rows_is_no_difference(tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_noise_beside_large_rows_is_no_difference(tmp_path: Path) -> None:
         return change
 
     a, b = write_run(tmp_path / "a", noise(1)), write_run(tmp_path / "b", noise(2))
-    assert compare(a, b).agrees
+    assert compare(a, b, Options(signals=("param_origin", "grad_reduced"))).agrees
 
 
 def test_a_mean_around_zero_is_measured_by_its_elements(tmp_path: Path) -> None:
@@ -178,14 +181,14 @@ def test_a_mean_around_zero_is_measured_by_its_elements(tmp_path: Path) -> None:
 
     for ops in (("mean", "norm"), ("mean", "min", "max")):
         a, b = (write_run(tmp_path / f"{n}{len(ops)}", centred(n), ops=ops) for n in (1, 2))
-        assert compare(a, b, Options(ops=("mean",))).agrees
+        assert compare(a, b, Options(ops=("mean",), signals=("actv", "grad_reduced"))).agrees
 
 
 def test_a_layer_that_dies_differs_in_zeros(tmp_path: Path) -> None:
     """Fractions of zeros may differ by noise, not from none to all; their difference is not relative."""
     place = PLACES[1]
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", scaled(place, 0))
-    (row,) = compare(a, b, Options(ops=("zeros",))).first
+    (row,) = compare(a, b, Options(ops=("zeros",), signals=(place.signal,))).first
     assert (row.name, row.numbers[0].a, row.numbers[0].b) == ("layers.1.fc1.output", 0.0, 1.0)
     assert row.numbers[0].difference == 1
 
@@ -198,7 +201,7 @@ def test_counts_differ_by_their_number(tmp_path: Path) -> None:
         return lambda at, x: np.where(np.arange(x.shape[-1]) < columns, np.nan, x) if at == place else x
 
     a, b = write_run(tmp_path / "a", with_nans(1)), write_run(tmp_path / "b", with_nans(3))
-    (row,) = compare(a, b, Options(ops=("nans",))).first
+    (row,) = compare(a, b, Options(ops=("nans",), signals=(place.signal,))).first
     rows, _ = WEIGHT
     assert [(number.a, number.b, number.difference) for number in row.numbers] == [(rows, 3 * rows, 2 * rows)]
 
@@ -225,17 +228,17 @@ def test_half_precision_may_differ_more(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a")
     b = write_run(tmp_path / "b", rounding(5, 2**-6), dtype="torch.bfloat16")
     c = write_run(tmp_path / "c", rounding(5, 2**-6))
-    half, single = compare(a, b), compare(a, c)
+    half, single = (compare(a, other, Options(signals=("param_origin", "actv"))) for other in (b, c))
     assert (half.agrees, half.tolerance) == (True, RELATIVE["bfloat16"])
     assert (single.agrees, single.tolerance) == (False, RELATIVE["float32"])
-    assert compare(a, c, Options(relative=0.05)).agrees
+    assert compare(a, c, Options(relative=0.05, signals=("actv",))).agrees
 
 
 def test_other_shapes_differ(tmp_path: Path) -> None:
     """A tensor of another shape is a difference, whatever its numbers are."""
     place = PLACES[0]
     b = write_run(tmp_path / "b", lambda at, tensor: tensor.reshape(4, 6) if at == place else tensor)
-    (row,) = compare(write_run(tmp_path / "a"), b).first
+    (row,) = compare(write_run(tmp_path / "a"), b, Options(signals=(place.signal,))).first
     assert (row.name, row.shape, row.shape_b) == (place.name, "[6, 4]", "[4, 6]")
 
 
@@ -255,9 +258,10 @@ def test_state_before_the_first_update_may_be_missing(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", lambda at, x: None if at.signal == "exp_avg" and at.step == 0 else x)
     b = write_run(tmp_path / "b", lambda at, x: x * 0 if at.signal == "exp_avg" and at.step == 0 else x)
     c = write_run(tmp_path / "c")
-    assert compare(a, b).agrees
-    assert compare(b, a).agrees
-    assert compare(a, c).only_rows == (0, 2 * len(MODULES))
+    options = Options(signals=("exp_avg", "grad_reduced"))
+    assert compare(a, b, options).agrees
+    assert compare(b, a, options).agrees
+    assert compare(a, c, options).only_rows == (0, 2 * len(MODULES))
 
 
 def test_steps_of_one_run_are_told_as_ranges(tmp_path: Path) -> None:
@@ -266,8 +270,8 @@ def test_steps_of_one_run_are_told_as_ranges(tmp_path: Path) -> None:
     found = compare(a, b)
     assert (found.only_steps.a, found.only_steps.b, found.agrees) == (["0", "4-5", "7"], [], False)
     assert found.rows == 4 * ROWS_A_STEP
-    assert compare(a, b, Options(common=True)).agrees
-    assert compare(a, b, Options(first_step=1, last_step=3)).agrees
+    assert compare(a, b, Options(common=True, signals=("actv",))).agrees
+    assert compare(a, b, Options(first_step=1, last_step=3, signals=("actv",))).agrees
 
 
 def test_steps_may_be_numbered_otherwise(tmp_path: Path) -> None:
@@ -280,7 +284,7 @@ def test_steps_may_be_numbered_otherwise(tmp_path: Path) -> None:
     found = compare(a, b, Options(step_offset=101))
     assert [where(row) for row in found.first] == [(place.signal, place.name, *place[2:])]
     assert found.rows == 6 * ROWS_A_STEP
-    assert compare(a, b, Options(step_offset=101, last_step=2)).agrees
+    assert compare(a, b, Options(step_offset=101, last_step=2, signals=(place.signal,))).agrees
 
 
 def test_ranks_are_paired(tmp_path: Path) -> None:
@@ -329,8 +333,9 @@ def test_values_of_few_decimals_are_compared_to_those(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", lambda _, x: x * 1e-3 + 0.01)
     b = write_run(tmp_path / "b", lambda _, x: np.round(x * 1e-3 + 0.01, 4), config={"ndigits": 3})
     c = write_run(tmp_path / "c", lambda _, x: np.round(x * 1e-3 + 0.01, 4))
-    assert compare(a, b, Options(ops=("min", "max"))).agrees
-    assert not compare(a, c, Options(ops=("min", "max"))).agrees
+    options = Options(ops=("min", "max"), signals=("param_origin",))
+    assert compare(a, b, options).agrees
+    assert not compare(a, c, options).agrees
 
 
 def test_merged_files_are_a_run_of_one_rank(tmp_path: Path) -> None:
@@ -356,7 +361,7 @@ def test_manifests_may_be_missing(tmp_path: Path) -> None:
     for path in b.glob("*/manifest.json"):
         assert json.loads(path.read_text(encoding="utf-8"))["schema"] == 1
         path.unlink()
-    assert compare(a, b).agrees
+    assert compare(a, b, Options(signals=("actv", "grad_reduced"))).agrees
 
 
 def test_files_may_be_read_in_any_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,11 +369,12 @@ def test_files_may_be_read_in_any_portions(tmp_path: Path, monkeypatch: pytest.M
     place = Where("grad_reduced", "layers.0.fc2.bias", 4, 0, 1)
     a = write_run(tmp_path / "a", ranks=(0, 1), steps=range(9), steps_per_file=2)
     b = write_run(tmp_path / "b", scaled(place, 3, rounding(6)), ranks=(0, 1), steps=range(1, 9), steps_per_file=5)
-    at_once = compare(a, b)
+    options = Options(signals=("actv", "grad_reduced"))
+    at_once = compare(a, b, options)
     monkeypatch.setattr("probe.core.analysis.compare.piece_rows.WINDOW", 1)
-    in_portions = compare(a, b)
+    in_portions = compare(a, b, options)
     assert in_portions == at_once
-    assert at_once.rows == 2 * 8 * ROWS_A_STEP
+    assert at_once.rows == 2 * 8 * len(MODULES) * (MICRO_STEPS + 2)
     assert [where(row) for row in at_once.first] == [(place.signal, place.name, *place[2:])]
 
 
@@ -386,9 +392,10 @@ def test_parquet_stands_beside_csv(tmp_path: Path) -> None:
     """The same tables in the other format are the same run, and what differs is the same."""
     place = PLACES[1]
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", scaled(place, 1.5))
-    of_csv = compare(a, b)
+    options = Options(signals=("param_origin", "actv"))
+    of_csv = compare(a, b, options)
     for path in b.glob("*/*.csv"):
         duckdb.sql(f"COPY (FROM read_csv('{path}')) TO '{path.with_suffix('.parquet')}' (FORMAT parquet)")
         path.unlink()
-    assert compare(a, b) == of_csv
+    assert compare(a, b, options) == of_csv
     assert [where(row)[2:] for row in of_csv.first] == [place[2:]]

@@ -44,7 +44,7 @@ def flat(found: list[tuple[int, ...]]) -> list[int]:
 def test_results_do_not_depend_on_processes_or_pieces(root: Path) -> None:
     """One process and two give the same rows, whatever the number and order of pieces."""
     results = []
-    for processes, number in ((1, 1), (1, 2), (1, 7), (1, 64), (2, 2), (2, 64)):
+    for processes, number in ((1, 1), (1, 2), (1, 64), (2, 64)):
         pieces, problems = pieces_of(root, number), Problems()
         random.Random(number).shuffle(pieces)
         with engine_of("local", processes) as engine:

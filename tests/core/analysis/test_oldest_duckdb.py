@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.quick_python import quick_python
 from tests.required import require, require_version
 from tests.simulated_run import ParallelSizes, SimulatedRun
+from tests.user_scripts import COMMANDS
 
 require("duckdb")
 
@@ -30,7 +32,6 @@ commands = [
     ["anomalies", run, "--json"],
     ["sql", run, query, "--format", "csv"],
     ["sql", run, *pieces, "--format", "csv", "-j", "2"],
-    ["compare", run, run],
     ["report", run, "-o", f"{out}.html"],
     ["pack", run, "-o", out],
     ["anomalies", out, "--json"],
@@ -45,12 +46,12 @@ if __name__ == "__main__":
 """
 
 
-def answers(folder: Path, out: str, path: list[str]) -> tuple[str, list[list[object]]]:
+def answers(folder: Path, out: str, python: str, path: list[str]) -> tuple[str, list[list[object]]]:
     """Version of DuckDB, and the exit code and output of each command, in ``folder``."""
     script = folder / "answers.py"
     script.write_text(ANSWERS)
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([*path, *sys.path])}
-    command = [sys.executable, str(script), RUN, out]
+    command = [python, str(script), RUN, out]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     version, found = json.loads(done.stdout.splitlines()[-1])
@@ -61,9 +62,9 @@ def test_the_oldest_gives_the_answers_of_the_newest(tmp_path: Path) -> None:
     """Anomalies, SQL, comparison, report and packed runs, of a folder with characters of patterns in its name."""
     older = require_version(OLDEST)
     SimulatedRun(ParallelSizes(dp=2, tp=1, pp=2), "overflow", 3, rows=8).write(tmp_path / RUN)
-    newest, expected = answers(tmp_path, "new", [])
-    oldest, found = answers(tmp_path, "old", [str(older)])
+    newest, expected = answers(tmp_path, "new", quick_python(*COMMANDS), [])
+    oldest, found = answers(tmp_path, "old", sys.executable, [str(older)])
     assert oldest == OLDEST.partition("-")[2] != newest
     for here, there in zip(expected, found, strict=True):
         assert here == there
-    assert [code for _, code, _ in expected] == [1, 0, 0, 0, 0, 0, 1, 0, 0]
+    assert [code for _, code, _ in expected] == [1, 0, 0, 0, 0, 1, 0, 0]

@@ -1,4 +1,4 @@
-"""A planted fault among 72 simulated ranks: packed, read in pieces by two machines of which one is lost on the way,
+"""A planted fault among 24 simulated ranks: packed, read in pieces by two machines of which one is lost on the way,
 and named as by one process that reads the ranks' own files."""
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from probe.cli import app
 from probe.cli.json_answer import head
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.export import as_json
+from probe.core.analysis.engines import engine_of
 from probe.core.storage.packed.pack import pack
 from tests import object_storage
 from tests.core.analysis.test_simulated_run import assert_named
 from tests.faulty_proxy import FaultyProxy, ProxiedRequest
 from tests.quick_python import probe_command
+from tests.ray_cluster import ray_cluster
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
 
 require("duckdb")
-OBJECT_STORE_BYTES = 80 << 20
 MOST_REQUESTS = 3
 READS_BEFORE_THE_LOSS = 3
 
@@ -43,9 +46,11 @@ class PackedRun(NamedTuple):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> PackedRun:
-    """An overflow among 72 ranks, of which some were resumed and some ended early."""
+    """An overflow among 24 ranks, of which some were resumed and some ended early."""
     folder = tmp_path_factory.mktemp("past one machine")
-    simulated = SimulatedRun(ParallelSizes(dp=3, tp=4, pp=6), "overflow", 17, rows=8, resumed=0.05, dead=0.02)
+    simulated = SimulatedRun(
+        ParallelSizes(dp=2, tp=4, pp=3), "overflow", 17, rows=8, resumed=0.05, dead=0.02, steps_per_file=8
+    )
     simulated.write(folder / "run")
     pack(folder / "run", folder / "packed", block_bytes=70_000)  # several files
     return PackedRun(simulated, folder / "run", folder / "packed", analyse(folder / "run"))
@@ -93,31 +98,6 @@ def test_sql_gives_the_numbers_of_numpy(run: PackedRun) -> None:
         assert row["s"] == pytest.approx(reference[row["step"]][1], rel=1e-12)
 
 
-class TwoMachines:
-    """Cluster of two nodes of one CPU each."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        size = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
-        self._cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
-        self._second: Any = self._cluster.add_node(**size)
-        self.address = str(self._cluster.address)
-
-    def lose_one(self) -> None:
-        """Kill the second node, once."""
-        if self._second is not None:
-            self._cluster.remove_node(self._second, allow_graceful=False)
-            self._second = None
-
-    @property
-    def is_whole(self) -> bool:
-        return self._second is not None
-
-    def close(self) -> None:
-        self._cluster.shutdown()
-
-
 class Bucket(NamedTuple):
     """A packed run in a bucket, behind a proxy."""
 
@@ -125,74 +105,66 @@ class Bucket(NamedTuple):
     proxy: FaultyProxy
 
 
-@pytest.fixture
-def bucket(run: PackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+@pytest.fixture(scope="module")
+def bucket(run: PackedRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     """The bucket; variables of this process, and of those that it starts, name the proxy and the keys."""
     require("s3fs")
-    with object_storage.seaweedfs(tmp_path / "objects") as server, FaultyProxy(server.url) as proxy:
+    folder = tmp_path_factory.mktemp("objects")
+    with (
+        object_storage.seaweedfs(folder) as server,
+        FaultyProxy(server.url) as proxy,
+        pytest.MonkeyPatch.context() as patched,
+    ):
         for name, value in object_storage.environment(proxy.url).items():
-            monkeypatch.setenv(name, value)
+            patched.setenv(name, value)
         yield Bucket(server.put(run.packed, "packed"), proxy)
 
 
 def probe(*words: str | Path, code: int = 0) -> bytes:
     """Output of a command."""
-    done = subprocess.run(probe_command(*words), capture_output=True, check=False)
-    assert done.returncode == code, done.stderr.decode()
-    return done.stdout
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == code, done.output
+    return done.stdout_bytes
 
 
 def test_named_from_a_bucket(run: PackedRun, bucket: Bucket) -> None:
     """The bytes are those of the unpacked run, each object is asked for few times, and only the run is listed, once."""
+    bucket.proxy.forget()
     assert probe("anomalies", bucket.url, "--json", code=1) == in_bytes(run.analysis) + b"\n"
     assert len(bucket.proxy.listings()) == 1
     assert max(bucket.proxy.of_objects().values()) <= MOST_REQUESTS
-
-
-@pytest.fixture
-def two_machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoMachines]:
-    """A cluster of the test's own, as it loses a node."""
-    require("ray")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    machines = TwoMachines()
-    yield machines
-    machines.close()
 
 
 MAP = "SELECT step, count(*) AS n, max(norm) AS m FROM actv WHERE isfinite(norm) GROUP BY step"
 REDUCE = "SELECT step, sum(n)::BIGINT AS n, max(m) AS m FROM mapped GROUP BY step ORDER BY step"
 
 
-def test_by_two_machines_of_which_one_is_lost_in_the_end(
-    run: PackedRun, bucket: Bucket, two_machines: TwoMachines, tmp_path: Path
-) -> None:
+def test_by_two_machines_of_which_one_is_lost_in_the_end(run: PackedRun, bucket: Bucket, tmp_path: Path) -> None:
     """``probe sql`` and ``probe compare`` print what one process prints of the ranks' own files; so does ``probe
-    anomalies``, during which one of the machines is lost."""
+    anomalies`` of another process, during which one of the machines is lost."""
     queries = ("--map", MAP, "--reduce", REDUCE, "--format", "csv")
-    engine = ("--engine", two_machines.address)
-    found = probe("sql", bucket.url, *queries, *engine)
-    assert found == probe("sql", run.unpacked, *queries, "--engine", "local")
-    rows = [line.split(",") for line in found.decode().split()[1:]]
-    reference = expected(run.simulated)
-    assert {int(step): float(largest) for step, _, largest in rows} == {
-        step: largest for step, (_, _, largest) in reference.items()
-    }
+    alone = ("--engine", "local", "-j", "1")
     replace(run.simulated, fault=None).write(tmp_path / "healthy")
-    found = probe("compare", bucket.url, tmp_path / "healthy", "--json", *engine, code=1)
-    assert found.replace(bucket.url.encode(), b"RUN") == probe(
-        "compare", run.unpacked, tmp_path / "healthy", "--json", "--engine", "local", code=1
-    ).replace(str(run.unpacked).encode(), b"RUN")
-    assert two_machines.is_whole
+    with ray_cluster(1) as cluster:
+        engine = ("--engine", str(cluster.address))
+        with engine_of(cluster.address):
+            found = probe("sql", bucket.url, *queries, *engine)
+            assert found == probe("sql", run.unpacked, *queries, *alone)
+            found = probe("compare", bucket.url, tmp_path / "healthy", "--json", *engine, code=1)
+            assert found.replace(bucket.url.encode(), b"RUN") == probe(
+                "compare", run.unpacked, tmp_path / "healthy", "--json", *alone, code=1
+            ).replace(str(run.unpacked).encode(), b"RUN")
+        (second,) = cluster.worker_nodes
+        reads = 0
 
-    reads = 0
+        def lose_one(request: ProxiedRequest) -> None:
+            nonlocal reads
+            reads += request.method == "GET" and request.path.endswith(".parquet")
+            if reads == READS_BEFORE_THE_LOSS and second in cluster.worker_nodes:
+                cluster.remove_node(second, allow_graceful=False)
 
-    def lose_one(request: ProxiedRequest) -> None:
-        nonlocal reads
-        reads += request.method == "GET" and request.path.endswith(".parquet")
-        if reads == READS_BEFORE_THE_LOSS:
-            two_machines.lose_one()
-
-    bucket.proxy.faults = lose_one
-    found = probe("anomalies", bucket.url, "--json", *engine, code=1)
-    assert not two_machines.is_whole, reads
-    assert found == in_bytes(run.analysis) + b"\n"
+        bucket.proxy.faults = lose_one
+        command = probe_command("anomalies", bucket.url, "--json", *engine)
+        done = subprocess.run(command, capture_output=True, check=False)
+        assert not cluster.worker_nodes, reads
+    assert (done.returncode, done.stdout) == (1, in_bytes(run.analysis) + b"\n"), done.stderr

@@ -29,12 +29,12 @@ from tests.simulated_run import ParallelSizes, SimulatedRun
 
 require("duckdb")
 
-RANKS, STEPS = 9, 23
+RANKS, STEPS = 5, 23
 Cutter = Callable[..., list[Piece]]
 
 
 def write_mixed(root: Path) -> None:
-    """Nine ranks of 23 steps: one was resumed, one has written Parquet, one has a line that is torn."""
+    """Five ranks of 23 steps: one was resumed, one has written Parquet, one has a line that is torn."""
     write_run(root, RANKS, STEPS)
     write_rank(root, 2, range(15, 30), time="Dec04_10-00-00", start_time="2026-12-04T10:00:00+0800")
     other = write_rank(root, RANKS, [0])
@@ -102,7 +102,7 @@ def test_pieces_hold_every_row_once(
 def test_numbers_of_pieces_are_those_asked_for(whole: tuple[RecordedRun, Table, Problems]) -> None:
     """A run is cut into as many pieces as there are to be, and into no more than it has ranks."""
     run = whole[0]
-    assert [len(by_ranks(run, least=number)) for number in (1, 2, 5, 10, 64)] == [1, 2, 5, 10, 10]
+    assert [len(by_ranks(run, least=number)) for number in (1, 2, 5, 6, 64)] == [1, 2, 5, 6, 6]
     assert [len(by_steps(run, least=number)) for number in (1, 2, 5)] == [1, 2, 5]
 
 
@@ -227,14 +227,14 @@ def test_the_cost_is_that_of_the_files(whole: tuple[RecordedRun, Table, Problems
     cost = reading_cost(by_ranks(whole[0], least=3))
     assert (cost.pieces, cost.ranks, cost.files) == (3, RANKS + 1, len(files))
     assert cost.bytes == pytest.approx(sum(path.stat().st_size for path in files), abs=len(files))
-    assert cost.text.startswith("3 pieces: 10 ranks, ")
+    assert cost.text.startswith("3 pieces: 6 ranks, ")
 
 
 @pytest.fixture(scope="module")
 def packed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, packed into several files."""
     folder = tmp_path_factory.mktemp("packed") / "run"
-    pack(root, folder, block_bytes=20_000)
+    pack(root, folder, block_bytes=12_000)
     return folder
 
 

@@ -139,12 +139,19 @@ class Shuffled:
             yield piece, function(piece)
 
 
-@pytest.mark.parametrize("number", [1, 7, 30])
+@pytest.fixture(scope="module")
+def whole(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the run read in one go."""
+    page = tmp_path_factory.mktemp("page") / "whole.html"
+    write_report(root, page)
+    return page
+
+
+@pytest.mark.parametrize("number", [7, 30])
 def test_the_page_does_not_depend_on_pieces(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    root: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Equal bytes for any number and order of pieces of ranks and of steps, and for the run read in one go."""
-    write_report(root, tmp_path / "whole.html")
     for name in ("by_ranks", "by_steps"):
         cut = getattr(run_cells, name)
         few = 1 if name == "by_ranks" else 2
@@ -155,7 +162,7 @@ def test_the_page_does_not_depend_on_pieces(
 
         monkeypatch.setattr(run_cells, name, cut_into)
     write_report(root, tmp_path / "pieces.html", engine=Shuffled())
-    assert (tmp_path / "pieces.html").read_bytes() == (tmp_path / "whole.html").read_bytes()
+    assert (tmp_path / "pieces.html").read_bytes() == whole.read_bytes()
 
 
 def test_few_ranks_in_pieces_give_the_same_page(tmp_path: Path) -> None:
@@ -184,16 +191,17 @@ def test_the_performance_is_that_of_all_ranks_too(tmp_path: Path) -> None:
     assert "Communication by call site (40 sampled steps)" in titles
 
 
-def test_a_packed_run_gives_the_same_page(root: Path, tmp_path: Path) -> None:
+def test_a_packed_run_gives_the_same_page(root: Path, whole: Path, tmp_path: Path) -> None:
     """But for the path and the name of the folder; in one go and in pieces."""
     pack(root, tmp_path / "packed")
-    write_report(root, tmp_path / "whole.html")
-    whole = PageFile(tmp_path / "whole.html")
-    expected = str(whole.answers).replace(str(root.resolve()), "").replace(f"'name': '{root.name}'", "'name': 'packed'")
+    as_written = PageFile(whole)
+    expected = (
+        str(as_written.answers).replace(str(root.resolve()), "").replace(f"'name': '{root.name}'", "'name': 'packed'")
+    )
     for engine in (None, Shuffled()):
         write_report(tmp_path / "packed", tmp_path / "page.html", engine=engine)
         page = PageFile(tmp_path / "page.html")
-        assert page.cells == whole.cells
+        assert page.cells == as_written.cells
         assert str(page.answers).replace(str((tmp_path / "packed").resolve()), "") == expected
 
 

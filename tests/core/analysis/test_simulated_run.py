@@ -16,9 +16,9 @@ from tests.simulated_run import KINDS, ParallelSizes, SimulatedRun
 require("duckdb")
 
 SIZES = {
-    "dp4 tp2 pp4": ParallelSizes(dp=4, tp=2, pp=4),
+    "dp4 tp2 pp2": ParallelSizes(dp=4, tp=2, pp=2),
     "dp8": ParallelSizes(dp=8),
-    "dp8 pp4 ep2": ParallelSizes(dp=8, pp=4, ep=2),
+    "dp4 pp2 ep2": ParallelSizes(dp=4, pp=2, ep=2),
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROWS = 500
+ROWS = 200
 
 WRITER = """
 import sys
@@ -25,7 +25,7 @@ from tests.core.output.sink_data import batch, context, finding, snapshot
 sink = SINKS[sys.argv[1]](context(Path(sys.argv[2]), steps_per_file=10**6, dump=True))
 sink.open()
 for step in range(int(sys.argv[3])):
-    sink.write(snapshot(step, batch("actv", step, {"min": [step] * 500}), findings=[finding(step)]))
+    sink.write(snapshot(step, batch("actv", step, {"min": [step] * 200}), findings=[finding(step)]))
     print(step, flush=True)
 sys.stdin.read()
 """

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.core.trackers.read_back import of_mlflow, of_swanlab, of_trackio
-from tests.core.trackers.training import BAD, FINISHED, STEPS, trained
-from tests.required import require_version
+from tests.core.trackers.training import BAD, FINISHED, PACKAGES, STEPS, ran_with, trained
 
 LOSSES = {step: step / 4 for step in range(STEPS)}
 OWN = {step: float(step) for step in range(STEPS)}
 
-
-PACKAGES = {
-    "wandb": "wandb-0.31.0",
-    "mlflow": "mlflow-skinny-3.17.2",
-    "swanlab": "swanlab-0.10.3",
-    "trackio": "trackio-0.43.0",
-}
+TABLES = """
+import sys
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+SqlAlchemyStore(f"sqlite:///{sys.argv[1]}", sys.argv[2])
+"""
 
 
-def run_in(names: str, folder: Path, how: str = "own", **environment: str) -> dict[str, Any]:
-    """Faults and log of a run with some trackers, in ``folder``."""
-    packages = [require_version(PACKAGES[name]) for name in names.split(",")]
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database without a run: each table that it makes is synchronized with the disk."""
+    folder = tmp_path_factory.mktemp("tables")
+    made = ran_with("mlflow", ["-c", TABLES, str(folder / "mlflow.sqlite"), str(folder)], folder)
+    assert made.returncode == 0, made.stderr
+    return folder / "mlflow.sqlite"
+
+
+def run_in(
+    names: str, folder: Path, how: str = "own", tables: Path | None = None, **environment: str
+) -> dict[str, Any]:
+    """Faults and log of a run with some trackers, in ``folder``; ``tables`` are MLflow's."""
+    if tables is not None:
+        shutil.copy(tables, folder / "mlflow.sqlite")
     places = {
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
@@ -35,14 +45,14 @@ def run_in(names: str, folder: Path, how: str = "own", **environment: str) -> di
         "SWANLAB_MODE": "offline",
         "TRACKIO_DIR": str(folder / "trackio"),
     }
-    return trained(names, packages, folder, how, **(places | environment))
+    return trained(names, folder, how, **(places | environment))
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own(tmp_path_factory: pytest.TempPathFactory, tables: Path) -> Path:
     """Where a run in three trackers has left its files; nothing was counted as a fault."""
     folder = tmp_path_factory.mktemp("own")
-    assert run_in("mlflow,swanlab,trackio", folder)["faults"] == {}
+    assert run_in("mlflow,swanlab,trackio", folder, tables=tables)["faults"] == {}
     return folder
 
 
@@ -100,19 +110,19 @@ def test_values_of_the_program_stay_where_they_are(how: str, tmp_path: Path) -> 
         assert named(values, "probe/run/loss")[STEPS - 1] == LOSSES[STEPS - 1]
 
 
-def test_a_run_of_mlflow_is_joined(tmp_path: Path) -> None:
+def test_a_run_of_mlflow_is_joined(tmp_path: Path, tables: Path) -> None:
     """By its id, also if it begins after the monitor; the program's values are unharmed, and it ends its run."""
-    assert run_in("mlflow", tmp_path, "later")["faults"] == {}
+    assert run_in("mlflow", tmp_path, "later", tables)["faults"] == {}
     metrics, _, runs = of_mlflow(tmp_path / "mlflow.sqlite")
     assert {step: value for step, name, value, _ in metrics if name == "loss"} == OWN
     assert {step: value for step, name, value, _ in metrics if name == "probe/run/loss"} == LOSSES
     assert runs == [("FINISHED", "program")]
 
 
-def test_training_goes_on_after_the_program_has_finished_its_runs(tmp_path: Path) -> None:
+def test_training_goes_on_after_the_program_has_finished_its_runs(tmp_path: Path, tables: Path) -> None:
     """Its values are unharmed. MLflow takes further rows and Trackio those of steps that it has; for SwanLab they are
     counted, and the log has the reason."""
-    printed = run_in("mlflow,swanlab,trackio", tmp_path, "finished")
+    printed = run_in("mlflow,swanlab,trackio", tmp_path, "finished", tables)
     assert printed["faults"]["tracker swanlab: rows not taken"] > 0
     assert {place.partition(":")[0] for place in printed["faults"]} == {"tracker swanlab"}
     assert "the program has finished its run; later rows are in the files: probe track" in printed["log"]

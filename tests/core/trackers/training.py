@@ -7,20 +7,24 @@ beyond some bytes, as on a full disk. ``plain``, ``step``: it has runs of its ow
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.forks import ForkServer
 from tests.matrix import numpy_harness as framework
 from tests.matrix.harness import train_step
 from tests.matrix.models import X, tiny_net
+from tests.user_scripts import Ended, ran
 
 ROOT = Path(__file__).parents[3]
 STEPS, BAD, FINISHED = 6, 4, 2
@@ -29,6 +33,13 @@ FULL_BYTES = 600
 """Most bytes of a file on a full disk: those of a step fit in."""
 MARK = "result: "
 """Beginning of the line that is read: trackers print, too."""
+PACKAGES = {
+    "wandb": ("wandb-0.31.0", "pydantic", "click"),
+    "mlflow": ("mlflow-skinny-3.17.2", "mlflow", "mlflow.store.tracking.sqlalchemy_store"),
+    "swanlab": ("swanlab-0.10.3", "swanlab"),
+    "trackio": ("trackio-0.43.0", "huggingface_hub.hf_api", "gradio_client", "httpx"),
+}
+"""Trackers with what takes long to import; wandb and trackio themselves keep folders of the process that does."""
 CONFIG: dict[str, Any] = {
     "targets": {},
     "wg_distribution": True,
@@ -37,28 +48,42 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def trained(
-    trackers: str, packages: Path | Sequence[Path], folder: Path, how: str = "own", **environment: str
-) -> dict[str, Any]:
+def trained(trackers: str, folder: Path, how: str = "own", **environment: str) -> dict[str, Any]:
     """What the script prints: faults of the monitor, and the log.
 
     Args:
         trackers: their names, with commas between them.
-        packages: folders that have them.
     """
-    path = os.pathsep.join(map(str, [*([packages] if isinstance(packages, Path) else packages), ROOT]))
-    own = {**os.environ, "PYTHONPATH": path, "MONITOR_OUTPUT_DIR": str(folder / "out")}
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.core.trackers.training", trackers, how],
-        cwd=folder,
-        env=own | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ["-m", "tests.core.trackers.training", trackers, how]
+    process = ran_with(trackers, arguments, folder, MONITOR_OUTPUT_DIR=str(folder / "out"), **environment)
     assert process.returncode == 0, process.stderr
     printed: dict[str, Any] = json.loads(process.stdout.rpartition(MARK)[2].partition("\n")[0])
     return printed | {"log": process.stderr}
+
+
+def ran_with(trackers: str, arguments: Sequence[str], folder: Path, **environment: str) -> Ended:
+    """The end of a process that runs as ``python`` with these arguments and has what the trackers need."""
+    from tests.required import require_version
+
+    names = ("wandb",) if trackers == "wandb" else tuple(PACKAGES)  # one process has imported for all others
+    packages = [require_version(PACKAGES[name][0]) for name in names]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*packages, ROOT]))}
+    if "full" not in arguments:
+        return ran(_server(names, own["PYTHONPATH"]), arguments, folder, own | environment)
+    # output into a file, as of a process that is forked, would end with the space
+    command = [sys.executable, *arguments]
+    process = subprocess.run(command, cwd=folder, env=own | environment, capture_output=True, text=True, check=False)
+    return Ended(process.returncode, process.stdout, process.stderr)
+
+
+@cache
+def _server(names: tuple[str, ...], path: str) -> ForkServer:
+    modules = [module for name in names for module in PACKAGES[name][1:]]
+    modules += ["tests.core.trackers.training", "probe.cli.track"]
+    one_thread = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    server = ForkServer(modules, {**os.environ, "PYTHONPATH": path, **one_thread})
+    atexit.register(server.close)
+    return server
 
 
 class _Program:

@@ -6,7 +6,7 @@ a table in the order of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class PackedListing:
     """Files of the directories of a packed run.
 
     Args:
-        folder: folder for copies, which its owner removes.
+        new_folder: makes a folder for copies, which its owner removes.
         files: packed files that were listed before; None for those of the index.
     """
 
@@ -39,11 +39,11 @@ class PackedListing:
         connection: Any,
         directories: Sequence[RankDirectory],
         problems: Problems,
-        folder: Path,
+        new_folder: Callable[[], Path],
         files: Files | None = None,
     ) -> None:
         self._connection, self._directories, self._problems = connection, directories, problems
-        self._folder = folder
+        self._new_folder = new_folder
         self.index = packed_index(directories[0].path.parent)
         self._numbers = {n: d.packed for n, d in enumerate(directories) if d.packed is not None}
         self._lost: set[Place] = set()
@@ -140,7 +140,7 @@ class PackedListing:
     def _copied(self, path: Place) -> str:
         cursor = self._connection.cursor()
         if not self._tables:
-            cursor.execute(f"ATTACH {literal(str(self._folder / 'ranks.duckdb'))} AS {self._database}")
+            cursor.execute(f"ATTACH {literal(str(self._new_folder() / 'ranks.duckdb'))} AS {self._database}")
         table = f"{self._database}.packed_{len(self._tables)}"
         ranks = [directory.rank for directory in self._directories]
         read = f"read_parquet({listed([path])}, file_row_number = true)"
