@@ -114,7 +114,9 @@ def of_tokens(model: Any, step: int) -> Any:
 def test_one_graph_has_the_rows_of_the_eager_run(checkpoint: str | None) -> None:
     """A model that is one graph stays one, activation checkpointing included."""
     layers = 2 if checkpoint == "non-reentrant" else 1  # one graph computes both blocks anew
-    rows = check(gpt(layers=layers, checkpoint=checkpoint), of_tokens, whole if checkpoint != "reentrant" else in_pieces)
+    rows = check(
+        gpt(layers=layers, checkpoint=checkpoint), of_tokens, whole if checkpoint != "reentrant" else in_pieces
+    )
     signals = {row.signal for row in rows if row.name == f"layers.{layers - 1}.attention.qkv.output"}
     assert signals == {"actv", "actv_grad"}
 
