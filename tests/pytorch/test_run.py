@@ -254,10 +254,19 @@ def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.of_the_user = 3\n")
     (tmp_path / "own" / "deepspeed.py").write_text("import torch\ninitialize = print\n")
-    printed = "print(sys.argv, sys.path[0], __name__, __file__, of_the_user)"
-    text = f"import deepspeed, sys\n{printed}\n" + SCRIPTS["a loop"].text
-    (tmp_path / "train.py").write_text(text + "raise SystemExit(int(sys.argv[2]))\n")
-    (tmp_path / "broken.py").write_text("def f():\n    raise KeyError('x')\nf()\n")
+    text = """
+import sys
+print(sys.argv, sys.path[0], __name__, __file__, of_the_user, flush=True)
+def f():
+    raise KeyError("x")
+if sys.argv[1] == "fail":
+    f()
+if sys.argv[1] == "train":
+    import deepspeed
+    exec(sys.argv[2])
+raise SystemExit(5)
+"""
+    (tmp_path / "train.py").write_text(text)
     own = {**os.environ, **OWN, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'own'}"}
     own.pop("MONITOR_OUTPUT_DIR", None)
 
@@ -266,13 +275,14 @@ def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
             [sys.executable, *words], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
         )
 
-    plain, run = done("train.py", "--a", "5"), done("-m", "probe", "run", "train.py", "--a", "5")
+    words = ["train.py", "train", SCRIPTS["a loop"].text]
+    plain, run = done("train.py", "end"), done("-m", "probe", "run", *words)
     assert (plain.returncode, run.returncode) == (5, 5), run.stderr
-    assert run.stdout == plain.stdout
+    assert run.stdout.splitlines()[0] == plain.stdout.strip().replace("['train.py', 'end']", str(words))
     assert "probe: info: watching Sequential with AdamW" in run.stderr
     assert "is not watched" not in run.stderr
     assert len([*tmp_path.glob("monitor_output/*/manifest.json")]) == 1
-    plain, run = done("broken.py"), done("-m", "probe.run", "broken.py")
+    plain, run = done("train.py", "fail"), done("-m", "probe.run", "train.py", "fail")
     traceback, _, ours = run.stderr.partition("probe: ")
     assert (run.returncode, traceback) == (plain.returncode, plain.stderr)
     assert "KeyError" in traceback
