@@ -46,7 +46,9 @@ def ran(folder: Path, text: str, ranks: int = 1) -> subprocess.CompletedProcess[
     (folder / "two.py").write_text(textwrap.dedent(TWO))
     own = environment(MONITOR_OUTPUT_DIR=str(folder / "out"))
     script = "rank.py" if ranks == 1 else "two.py"
-    return subprocess.run(probe_command("run", script), cwd=folder, env=own, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        probe_command("run", script), cwd=folder, env=own, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize(
