@@ -245,7 +245,7 @@ def test_after_collect_times_everything_goes_by_itself() -> None:
 
 
 def test_collect_times_of_zero_collects_nothing() -> None:
-    """With collect_times 0 there is not a single row."""
+    """With collect_times 0 there is not a single row, and no cost."""
     model = TinyNet()
     optimizer = sgd(model)
     monitor = watch(model, optimizer, collect_times=0)
@@ -253,6 +253,7 @@ def test_collect_times_of_zero_collects_nothing() -> None:
     step(model, optimizer)
     step(model, optimizer)
     assert rows_of(monitor) == {}
+    assert monitor.cost.get("hooks", 0) == 0
 
 
 BAD: list[tuple[str, dict[str, Any], type[Exception]]] = [
