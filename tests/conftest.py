@@ -64,14 +64,18 @@ of these take long."""
 FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore"}
 """The package of each framework of the matrix."""
 SOURCES = ("core/test_child_process", "core/test_naming", "test_door", "test_layering", "test_safety", "test_words")
+FORKING = ("journeys/test_port", "pytorch/test_one_command", "pytorch/test_tutorials")
+TORCH = ("pytorch/test_multi_tensor", "test_contributing", "test_gpu_parts")
 TRAINERS = ("journeys/test_trainer", "pytorch/test_run_trainers")
 TOGETHER = {
     **{f"tests/distributed/test_{name}.py": "libraries" for name in LIBRARIES},
     **{f"tests/{name}.py": "sources" for name in SOURCES},
-    **{f"tests/{name}.py": "trainers" for name in TRAINERS},
+    **{f"tests/{name}.py": "torch" for name in TORCH},
+    **{f"tests/{name}.py": "mindspore" for name in (*FORKING, *TRAINERS)},
 }
 """Files that one process runs, by the name of what is made once for them: imports of training libraries, trees of the
-package's sources, and the process that has imported what trainers need."""
+package's sources, and the processes that have imported what programs of torch, of MindSpore
+and of trainers need."""
 FOLDERS_TOGETHER = ("distributed", "mindspore")
 """Folders of which one process runs all other files: processes that have imported what these need are made once."""
 

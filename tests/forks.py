@@ -185,6 +185,8 @@ def become(executable: str, arguments: list[str], environment: dict[str, str], d
     tempfile.tempdir = None  # of this environment
     if process := sys.modules.get("multiprocessing.process"):
         process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
+    if spawn := sys.modules.get("multiprocessing.spawn"):
+        spawn.set_executable(sys.executable)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     customize(environment.get("PYTHONPATH", "").split(os.pathsep))

@@ -42,7 +42,8 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
         signal.signal(number, lambda received, _: os.kill(pid, received))
     code = pickle.loads(control.recv(100))
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)
 """

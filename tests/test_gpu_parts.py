@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.quick_python import quick_python
 from tests.required import require
 
 require("torch")
@@ -25,7 +25,7 @@ PARTS = ("moments", "reading", "waits")
 def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
     """Exit code, tables and JSON of some parts on a machine without a device."""
     folder = tmp_path_factory.mktemp("gpu")
-    command = [sys.executable, SCRIPT, "--output", folder, "--only", *PARTS]
+    command = [quick_python("torch", "numpy"), SCRIPT, "--output", folder, "--only", *PARTS]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(SCRIPT.parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     (file,) = folder.glob("*.json")

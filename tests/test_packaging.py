@@ -59,9 +59,9 @@ class Archives(NamedTuple):
         return found
 
 
-def tracked() -> list[str]:
+def tracked(*paths: str) -> list[str]:
     """Paths of the files in this checkout that git tracks."""
-    return subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).rstrip("\0").split("\0")
+    return subprocess.check_output(["git", "ls-files", "-z", *paths], cwd=ROOT, text=True).rstrip("\0").split("\0")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
     """Both, made at the same time: the other one in a deeper folder of new files with other habits of a user."""
     folder = tmp_path_factory.mktemp("archives")
     clone = folder / "a longer way" / "to" / "probe"
-    for path in tracked():
+    for path in tracked("probe", "resources/packages", "tests/*.py", ":(glob)*"):
         (clone / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, clone / path)
         (clone / path).chmod(0o600)

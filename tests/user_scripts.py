@@ -24,7 +24,7 @@ COMMANDS = (*sorted({path.partition(":")[0] for path in VERBS.values()}), "probe
 WORKERS = (*COMMANDS, "duckdb", "concurrent.futures.process", "multiprocessing.spawn")
 """What processes that read a run in pieces import."""
 TORCH = (
-    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run"),
+    *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.run"),
     *("probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching", *COMMANDS),
 )
 """What scripts import where PyTorch trains. Without DuckDB, which prints what it has not freed when a process ends that

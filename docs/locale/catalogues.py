@@ -86,16 +86,15 @@ def pages_in_english(readme: str) -> list[str]:
     return ENGLISH_PAGE.findall(readme)
 
 
-def is_in_english(page: str, named: list[str]) -> bool:
-    """Return whether ``page`` is one of ``named``, or in one of its folders."""
-    return any(page.startswith(each) if each.endswith("/") else page == each for each in named)
-
-
 def extracted() -> dict[str, list[str]]:
-    """Messages of each page of the documentation in the page's order, as Sphinx extracts them."""
+    """Messages of each page of the documentation that is to be translated, in the page's order, as Sphinx extracts
+    them. It reads no other page."""
+    english = pages_in_english(README.read_text("utf-8"))
+    apart = ",".join(f"{each}**" if each.endswith("/") else f"{each}.md" for each in english)
     settings = [f"-Dgettext_{name}=0" for name in ("compact", "uuid", "location")]
+    settings.append(f"-Dexclude_patterns=pictures/*.py,{apart}")
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "sphinx", "-q", "-b", "gettext", *settings, str(DOCS), folder]
+        command = [sys.executable, "-m", "sphinx", "-Q", "-b", "gettext", *settings, str(DOCS), folder]
         subprocess.run(command, check=True)
         paths = sorted(Path(folder).rglob("*.pot"))
         return {
@@ -163,8 +162,7 @@ def write(path: Path, wanted: list[str]) -> list[Message]:
 
 def main() -> None:
     """Write all catalogues; print each message that lacks Chinese after its catalogue."""
-    english, pages = pages_in_english(README.read_text("utf-8")), extracted()
-    wanted = {page: found for page, found in pages.items() if not is_in_english(page, english)}
+    wanted = extracted()
     for gone in {str(path.relative_to(PAGES).with_suffix("")) for path in PAGES.rglob("*.po")} - wanted.keys():
         (PAGES / f"{gone}.po").unlink()
     catalogues = {page: write(PAGES / f"{page}.po", found) for page, found in wanted.items()}

@@ -42,6 +42,10 @@ MESSAGES += ("UnattachableError", "_HeaderError")
 """Functions and errors whose first argument is a template."""
 PRINTED = ("complain", "echo")
 """Functions whose first argument is a template where values follow."""
+CALLS = re.compile(
+    rf"\b(?:{'|'.join((*MESSAGES, *PRINTED))}|NotApplicable|counted|_table|in_number)\(|\b(?:_log|logger)\."
+)
+"""Calls that give a text."""
 SEPARATORS = (", ", "; ", ": ", " or ", " and ", ", and ")
 """Texts between the parts of joined messages; a space between sentences needs no translation."""
 
@@ -50,17 +54,22 @@ def templates(package: Path) -> Iterator[str]:
     """Texts in the first argument of each call of :data:`MESSAGES`, and those passed to it by way of ``in_number``."""
     for path in sorted(package.rglob("*.py")):
         logs = path.relative_to(package).parts[0] not in SERVERS
-        tree = ast.parse(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        if not CALLS.search(text):
+            continue
+        tree = ast.parse(text)
+        of_module = _named(tree)
         for function in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))):
-            yield from _of_function(function, {**_named(tree), **_named(function)}, logs)
+            if calls := [node for node in ast.walk(function) if isinstance(node, ast.Call)]:
+                yield from _of_calls(calls, {**of_module, **_named(function)}, logs)
 
 
-def _of_function(function: ast.AST, named: dict[str, list[ast.expr]], logs: bool) -> Iterator[str]:
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+def _of_calls(calls: list[ast.Call], named: dict[str, list[ast.expr]], logs: bool) -> Iterator[str]:
+    for node in calls:
+        if isinstance(node.func, ast.Attribute) and node.args:
             if logs and node.func.attr in LEVELS and ast.unparse(node.func.value) in ("_log", "logger"):
                 yield from (text for text in _texts(node.args[0], named) if any(map(str.isalpha, BARE.sub("", text))))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        elif isinstance(node.func, ast.Name):
             if node.args and (node.func.id in MESSAGES or (node.func.id in PRINTED and node.keywords)):
                 yield from _texts(node.args[0], named)
             elif node.func.id == "NotApplicable" and node.args:

@@ -15,7 +15,7 @@ require("torch")
 require("duckdb")
 
 
-@pytest.mark.parametrize(("seed", "bad"), [(0, 40), (1, 33), (2, 26)])
+@pytest.mark.parametrize(("seed", "bad"), [(0, 40), (1, 26)])
 def test_the_card_is_in_chinese(tmp_path: Path, seed: int, bad: int) -> None:
     """With the layer and the step in its first line."""
     (tmp_path / "train.py").write_text(TRAIN)

@@ -42,7 +42,7 @@ def messages(folder: Path, seed: int, bad: int, language: str, config: dict[str,
     return [text_of(request) for request in receiver.requests]
 
 
-@pytest.mark.parametrize(("seed", "bad", "language"), [(0, 20, "en"), (1, 17, "zh_cn"), (2, 14, "zh_cn")])
+@pytest.mark.parametrize(("seed", "bad", "language"), [(0, 20, "en"), (2, 14, "zh_cn")])
 def test_a_message_names_the_cell(tmp_path: Path, seed: int, bad: int, language: str) -> None:
     """Title once, a sentence and what to do, in the configuration's language, and a command that opens the cell."""
     (text,) = messages(tmp_path, seed, bad, language, ACTIVATIONS)

@@ -47,7 +47,7 @@ monitor.set_monitor(net, grad_acc_steps=1, optimizer=optimizer)""",
 AFTER = BEFORE.replace("from msprobe.pytorch import TrainerMon", "from probe.pytorch import TrainerMon")
 
 
-@pytest.mark.parametrize(("seed", "bad"), [(0, 12), (1, 9), (2, 7)])
+@pytest.mark.parametrize(("seed", "bad"), [(0, 12), (2, 7)])
 def test_the_first_bad_row_is_named(tmp_path: Path, seed: int, bad: int) -> None:
     """By the program alone, whose last line names it, and by `probe anomalies`; files are those of msprobe."""
     (tmp_path / "monitor_config.json").write_text(json.dumps(OLD))

@@ -59,9 +59,7 @@ for step in range(bad + 12):
 """
 
 
-@pytest.mark.parametrize(
-    ("option", "seed", "bad"), [("", 0, 60), ("", 1, 47), ("", 2, 33), ("--deep", 3, 25), ("--light", 4, 40)]
-)
+@pytest.mark.parametrize(("option", "seed", "bad"), [("", 2, 33), ("--deep", 3, 25), ("--light", 4, 40)])
 def test_the_layer_and_the_step_are_in_the_first_line(tmp_path: Path, option: str, seed: int, bad: int) -> None:
     """By the closing lines of the run, and by `probe anomalies` alone: kind, place and step as planted."""
     (tmp_path / "train.py").write_text(TRAIN)

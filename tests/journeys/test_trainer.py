@@ -64,7 +64,7 @@ def numbers(folder: Path) -> dict[str, dict[int, str]]:
     return rows
 
 
-@pytest.mark.parametrize(("seed", "bad", "to"), [(0, 14, "wandb"), (1, 11, ""), (2, 8, "")])
+@pytest.mark.parametrize(("seed", "bad", "to"), [(0, 14, "wandb"), (2, 8, "")])
 def test_the_layer_and_the_step_are_named(tmp_path: Path, seed: int, bad: int, to: str) -> None:
     """What the Trainer prints is in probe's own files, and the verdict is in the summary of the Trainer's W&B run."""
     (tmp_path / "train.py").write_text(TRAIN)

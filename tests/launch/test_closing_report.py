@@ -13,7 +13,8 @@ import pytest
 
 from probe.core.run_state import progress
 from probe.launch.parent.vigil import ENDED, NOTHING, Vigil
-from tests.launch.test_parent import PROBE, environment
+from tests.launch.test_parent import environment
+from tests.quick_python import probe_command
 
 RANK = """
     import os, sys
@@ -45,7 +46,9 @@ def ran(folder: Path, text: str, ranks: int = 1) -> subprocess.CompletedProcess[
     (folder / "two.py").write_text(textwrap.dedent(TWO))
     own = environment(MONITOR_OUTPUT_DIR=str(folder / "out"))
     script = "rank.py" if ranks == 1 else "two.py"
-    return subprocess.run([*PROBE, script], cwd=folder, env=own, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        probe_command("run", script), cwd=folder, env=own, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,6 +263,6 @@ def test_a_report_that_nobody_takes_ends_in_time(tmp_path: Path) -> None:
     """
     assert ran(tmp_path, "summary()").returncode == 0  # rank.py is there now
     (tmp_path / "full.py").write_text((tmp_path / "rank.py").read_text() + textwrap.dedent(fill))
-    process = subprocess.Popen([*PROBE, "full.py"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
+    process = subprocess.Popen(probe_command("run", "full.py"), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
     assert process.wait(timeout=20) == 6
     process.communicate()

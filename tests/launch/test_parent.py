@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from probe.launch.parent.following import BoardFolder
 from probe.launch.parent.program import RELAYED
 from probe.launch.parent.vigil import ENDED, NOTHING
 from tests.forks import ROOT
+from tests.quick_python import probe_command
 
 PROBE = [sys.executable, "-m", "probe", "run"]
+"""In a process of its own, which this one starts; :func:`run` forks it, where that makes no difference."""
 NOTES_SIGNALS = """
 import os, select, signal
 numbers = []
@@ -42,9 +45,9 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
 
-def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run(*words: str, command: Sequence[str] = (), **options: object) -> subprocess.CompletedProcess[str]:
     settings = {"capture_output": True, "text": True, "env": environment(), **options}
-    return subprocess.run([*PROBE, *words], check=False, **settings)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run([*(command or probe_command("run")), *words], check=False, **settings)  # type: ignore[call-overload, no-any-return]
 
 
 def unignored() -> None:
@@ -100,18 +103,18 @@ def test_the_parent_dies_of_the_programs_signal(tmp_path: Path, number: signal.S
     no_core = lambda: resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)  # noqa: E731
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     options = {"preexec_fn": no_core} if hard == resource.RLIM_INFINITY else {}
-    done = run("--", "sh", "-c", f"ulimit -c 0; kill -{number.value} $$", cwd=tmp_path, **options)
+    done = run("--", "sh", "-c", f"ulimit -c 0; kill -{number.value} $$", command=PROBE, cwd=tmp_path, **options)
     assert done.returncode == -number
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("number", RELAYED)
-def test_a_signal_to_the_parent_alone_reaches_the_program(tmp_path: Path, number: signal.Signals) -> None:
+def test_each_signal_to_the_parent_alone_reaches_the_program(tmp_path: Path) -> None:
     """Once."""
     noting = Noting(tmp_path)
-    noting.process.send_signal(number)
-    assert noting.line() == f"got {number.value}"
-    assert noting.end() == f"end [{number.value}]"
+    for number in RELAYED:
+        noting.process.send_signal(number)
+        assert noting.line() == f"got {number.value}"
+    assert noting.end() == f"end {[number.value for number in RELAYED]}"
     assert noting.process.wait() == 0
 
 
@@ -129,7 +132,8 @@ def test_a_signal_to_the_whole_group_comes_once(tmp_path: Path) -> None:
 def test_signals_that_were_ignored_stay_so(tmp_path: Path) -> None:
     """``nohup``: the program is not hung up."""
     script = "grep SigIgn /proc/self/status; grep SigIgn /proc/$PPID/status"
-    done = run("--", "sh", "-c", script, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    ignored = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    done = run("--", "sh", "-c", script, command=PROBE, preexec_fn=ignored)
     masks = [int(line.split()[1], 16) for line in done.stdout.splitlines()]
     assert [mask & 1 for mask in masks] == [1, 1]
     assert not masks[0] >> signal.SIGPIPE - 1 & 1  # Python's own
@@ -328,7 +332,7 @@ def test_whatever_fails_in_the_parent_the_program_runs(tmp_path: Path, failing: 
     own = environment(PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
     assert run("--", "sh", "-c", "exit 4", env=own).returncode == 4
     process = subprocess.Popen(
-        [*PROBE, "--", "sh", "-c", "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"],
+        probe_command("run", "--", "sh", "-c", "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"),
         stdout=subprocess.PIPE,
         text=True,
         env=own,
@@ -347,7 +351,7 @@ def test_the_parent_imports_neither_a_framework_nor_pydantic() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    done = run("--", "sh", "-c", "grep RssAnon /proc/$PPID/status")
+    done = run("--", "sh", "-c", "grep RssAnon /proc/$PPID/status", command=PROBE)
     assert int(done.stdout.split()[1]) < 40_000
 
 

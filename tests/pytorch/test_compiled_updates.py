@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -104,10 +105,16 @@ class Outcome:
         return [parameter.detach() for parameter in self.model.parameters()]
 
 
+@cache
+def unwatched(part: str, kind: str, backend: str, **options: Any) -> Outcome:
+    """The same training without a monitor."""
+    return Outcome(False, part, kind, backend, **options)
+
+
 def assert_undisturbed(part: str, kind: str, backend: str, **options: Any) -> Outcome:
     """The same weights to the bit, and the same graphs, breaks and recompilations, with and without monitor."""
     ours = {name: options.pop(name) for name in ("step_interval", "watched") if name in options}
-    without = Outcome(False, part, kind, backend, **options)
+    without = unwatched(part, kind, backend, **options)
     within = Outcome(True, part, kind, backend, **ours, **options)
     assert within.compiled == without.compiled
     assert within.compiled[0].get("unique_graphs", 0) > 0
@@ -120,18 +127,16 @@ def assert_undisturbed(part: str, kind: str, backend: str, **options: Any) -> Ou
     [
         ("update", "eager", "Adam"),
         ("update", "aot_eager", "SGD"),
-        ("update", "inductor", "Adam"),
         ("method", "eager", "SGD"),
         ("method", "aot_eager", "Adam"),
-        ("method", "inductor", "SGD"),
-        ("step", "eager", "Adam"),
         ("step", "aot_eager", "Adam"),
         ("step", "inductor", "SGD"),
     ],
 )
 def test_a_compiled_update_trains_as_without(part: str, backend: str, kind: str) -> None:
     """PyTorch's recipe of a compiled optimizer, and a compiled step, compile and train as without a monitor; each
-    update that no hook has seen is counted, and steps are counted all the same."""
+    update that no hook has seen is counted, and steps are counted all the same. Each part by two backends and both
+    optimizers: our hooks meet the tracing alone, which is the same for all backends."""
     run = assert_undisturbed(part, kind, backend)
     assert run.faults[COMPILED] == STEPS
     assert [*run.steps] == [*range(STEPS)]
@@ -151,9 +156,8 @@ def test_an_update_compiled_as_one_graph_has_no_break(backend: str) -> None:
     ("part", "kind", "backend"),
     [
         ("model", "Adam", "eager"),
-        ("model", "Adam", "inductor"),
         ("update", "SGD", "eager"),
-        ("step", "Adam", "inductor"),
+        ("step", "SGD", "inductor"),
     ],
 )
 def test_the_sentinel_compiles_nothing(part: str, kind: str, backend: str) -> None:

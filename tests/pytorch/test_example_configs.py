@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,29 +103,39 @@ def test_every_example_is_tested_and_comes_in_both_languages() -> None:
     assert {path.suffix for path in CONFIGS.iterdir()} == {".json", ".yaml"}
 
 
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Trains by the JSON file of an example, once; gives the folder of its output."""
+    folder = tmp_path_factory.mktemp("examples")
+
+    def trained(name: str) -> Path:
+        if name not in done:
+            done.add(name)
+            patch.setenv("MONITOR_OUTPUT_DIR", str(folder / name))
+            train(CONFIGS / f"{name}.json")
+        return folder / name
+
+    done = set[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        yield trained
+
+
 @pytest.mark.parametrize("name", sorted(PROMISED.keys() - {"structure"}))
-def test_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The JSON file writes the promised tables, and the YAML file the very same; nothing goes wrong on the way."""
-    written: list[dict[str, Any]] = []
+def test_examples(outputs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The JSON file writes the promised tables, and nothing goes wrong. The YAML file means the very same."""
     collector = Collector()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address.removesuffix("/v1/metrics"))
-    for ending in (".json", ".yaml"):
-        root = tmp_path / ending
-        monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(root))
-        train(CONFIGS / f"{name}{ending}")
-        written.append(tables(root) if root.exists() else {})
-        assert not root.exists() or manifest(root)["config"] == load(CONFIGS / f"{name}{ending}").model_dump(
-            mode="json"
-        )
-        assert len(list(root.glob("*/events.out.tfevents.*"))) == (name in EVENTS)
-        more = {path.name for path in root.glob("*/*") if path.suffix in (".db", ".parquet")}
-        assert more == OTHERS.get(name, set())
+    root = outputs(name)
     collector.shutdown()
     assert bool(collector.bodies) == (name == "format_otlp")
-    assert set(written[0]) == PROMISED[name]
-    assert all(written[0].values())
-    one, other = ({name: table for name, table in each.items() if name != CLOCKS} for each in written)
+    one, other = (load(CONFIGS / f"{name}{ending}").model_dump(mode="json") for ending in (".json", ".yaml"))
     assert one == other
+    written = tables(root) if root.exists() else {}
+    assert not root.exists() or manifest(root)["config"] == one
+    assert len(list(root.glob("*/events.out.tfevents.*"))) == (name in EVENTS)
+    assert {path.name for path in root.glob("*/*") if path.suffix in (".db", ".parquet")} == OTHERS.get(name, set())
+    assert set(written) == PROMISED[name]
+    assert all(written.values())
 
 
 @pytest.mark.parametrize("ending", [".json", ".yaml"])
@@ -136,25 +147,22 @@ def test_structure_example_ends_training_and_leaves_the_structure(output_dir: Pa
     assert "0:layers.0.mlp.fc1" in json.loads(file.read_text(encoding="utf-8"))
 
 
-def test_statistics_has_every_op(output_dir: Path) -> None:
+def test_statistics_has_every_op(outputs: Callable[[str], Path]) -> None:
     """The example of all numbers writes each of them, in its order."""
-    train(CONFIGS / "statistics.json")
     ops = ["min", "max", "mean", "norm", "zeros", "nans", "infs", "std", "id"]
-    columns = header(directory_of(output_dir) / "grad_reduced_0-0.csv")
+    columns = header(directory_of(outputs("statistics")) / "grad_reduced_0-0.csv")
     assert columns == ["vpp_stage", "name", "step", *ops, "shape", "dtype"]
 
 
-def test_micro_batch_gradients_are_of_each_micro_batch(output_dir: Path) -> None:
+def test_micro_batch_gradients_are_of_each_micro_batch(outputs: Callable[[str], Path]) -> None:
     """Each parameter has a row for both micro batches."""
-    train(CONFIGS / "micro_batch_gradients.yaml")
-    rows = tables(output_dir)["grad_unreduced_1-1"]
+    rows = tables(outputs("micro_batch_gradients"))["grad_unreduced_1-1"]
     assert set(Counter(row["name"] for row in rows).values()) == {2}
 
 
-def test_targets_of_the_example(output_dir: Path) -> None:
+def test_targets_of_the_example(outputs: Callable[[str], Path]) -> None:
     """Only the modules and places that it lists are written."""
-    train(CONFIGS / "activations_of_targets.json")
-    found = tables(output_dir)
+    found = tables(outputs("activations_of_targets"))
     once = ["layers.0.norm1.input", "layers.0.attention.input", "layers.0.attention.output", "layers.0.mlp.fc1.output"]
     both = ["final_norm.input", "final_norm.output"]
     assert [row["name"] for row in found["actv_0-0"] if row["micro_step"] == "1"] == once + both
@@ -162,29 +170,22 @@ def test_targets_of_the_example(output_dir: Path) -> None:
     assert [row["name"] for row in found["actv_grad_0-0"] if row["micro_step"] == "0"] == gradients
 
 
-def test_optimizer_state_of_the_example(output_dir: Path) -> None:
+def test_optimizer_state_of_the_example(outputs: Callable[[str], Path]) -> None:
     """Only parameters of the modules that it lists are written."""
-    train(CONFIGS / "optimizer_state.json")
-    names = [row["name"] for row in tables(output_dir)["exp_avg_1-1"]]
+    names = [row["name"] for row in tables(outputs("optimizer_state"))["exp_avg_1-1"]]
     assert {name.rpartition(".")[0] for name in names} == {
-        "embedding",
-        "layers.0.attention.qkv",
-        "layers.0.attention.projection",
-        "layers.0.mlp.fc1",
-        "output",
+        *("embedding", "layers.0.attention.qkv", "layers.0.attention.projection", "layers.0.mlp.fc1", "output")
     }
 
 
-def test_steps_per_file_of_the_example(output_dir: Path) -> None:
+def test_steps_per_file_of_the_example(outputs: Callable[[str], Path]) -> None:
     """All steps stand in one file."""
-    train(CONFIGS / "steps_per_file.yaml")
-    assert {row["step"] for row in tables(output_dir)["grad_reduced_0-4"]} == {"0", "1", "2"}
+    assert {row["step"] for row in tables(outputs("steps_per_file"))["grad_reduced_0-4"]} == {"0", "1", "2"}
 
 
-def test_api_example_leaves_no_file(output_dir: Path) -> None:
+def test_api_example_leaves_no_file(outputs: Callable[[str], Path]) -> None:
     """It writes nothing at all."""
-    train(CONFIGS / "format_api.json")
-    assert not output_dir.exists()
+    assert not outputs("format_api").exists()
 
 
 @pytest.mark.parametrize("name", ["alert_nan", "alert_spike", "everything"])

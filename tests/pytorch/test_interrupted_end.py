@@ -33,6 +33,11 @@ CONFIG: dict[str, Any] = {
     "alert": {"rules": []},
 }
 OURS = str(Path(probe.__file__).parent)
+TEXTS = (
+    *("core/language.py", "core/messages.py", "core/verdict.py", "core/alerting/redaction.py"),
+    *("core/sentinel/run_account.py", "core/sentinel/watch_summary.py", "core/storage/run_directory.py"),
+)
+"""Files whose functions only make the text of the report: nothing has changed between two of a file."""
 Place = tuple[str, str]
 """File and qualified name of a function."""
 
@@ -90,9 +95,11 @@ def traced(function: Callable[[], None], visit: Callable[[Place], None]) -> None
 @pytest.mark.usefixtures("output_dir")
 def test_an_end_goes_on_wherever_it_was_interrupted() -> None:
     """A Ctrl-C at the beginning of any function of the end leaves nothing undone after the next ``stop()``."""
-    places = dict[Place, None]()
-    traced(Trained().monitor.stop, places.setdefault)
-    assert len(places) > 30
+    found = dict[Place, None]()
+    traced(Trained().monitor.stop, found.setdefault)
+    texts = {place[0]: place for place in found if place[0].endswith(TEXTS)}
+    places = [place for place in found if texts.get(place[0], place) == place]
+    assert (len(texts), len(places) > 60) == (len(TEXTS), True)
     undone = {}
     for place in places:
         trained, interrupted = Trained(), list[Place]()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 
+from tests.quick_python import quick_python
 from tests.required import require
 
 require("torch")
@@ -64,5 +64,7 @@ print("equal", len(tensors))
 def test_kernels_give_the_moments_that_the_host_gives() -> None:
     """Every moment, every readable dtype, sizes about the chunk, NaN, Inf, magnitudes of 1e-25 and 1e25."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", COMPARE], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [quick_python("torch", "numpy"), "-c", COMPARE], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stdout.startswith("equal"), done.stderr

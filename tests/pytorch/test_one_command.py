@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,9 +135,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     for name, text in (("gpt", GPT), ("trainer", TRAINER), ("loop", LOOP)):
         (folder / f"{name}.py").write_text(text)
     (folder / "monitor.json").write_text(json.dumps(CONFIG))
-    torch = quick_python(*user_scripts.TORCH)
-    pythons = {"gpt": torch, "trainer": torch, "loop": sys.executable}
-    (folder / "all.sh").write_text("".join(f"{python} {name}.py && " for name, python in pythons.items()) + "true\n")
+    imported = {"gpt": user_scripts.TORCH, "trainer": user_scripts.TRAINERS, "loop": user_scripts.MINDSPORE}
+    programs = [f"{quick_python(*modules)} {name}.py" for name, modules in imported.items()]
+    (folder / "all.sh").write_text(" && ".join(programs) + "\n")
     own = {key: value for key, value in os.environ.items() if key != "MONITOR_OUTPUT_DIR"} | {
         "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *map(require_version, PACKAGES.values())])),
         "OMP_NUM_THREADS": "1",

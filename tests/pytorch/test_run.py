@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests import user_scripts
 from tests.forks import WHOLE_END, ForkServer
-from tests.pytorch.run_scripts import ATTACH, CONFIG, LOOP, OWN, ROOT, SCRIPTS, SUM, ran
+from tests.pytorch.run_scripts import ATTACH, CONFIG, LOOP, OWN, ROOT, SCRIPTS, SUM, Ended, ran
 from tests.quick_python import probe_command, quick_python
 from tests.required import require
 
@@ -25,14 +27,23 @@ def forks() -> ForkServer:
     return user_scripts.forks(*user_scripts.TORCH)
 
 
+Plain = Callable[[str], Ended]
+
+
+@pytest.fixture(scope="module")
+def without(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """What a program leaves without a monitor, run once."""
+    return cache(lambda text: ran(forks, tmp_path_factory.mktemp("plain") / "run", text, watch=False))
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_rows_are_those_of_the_three_lines(forks: ForkServer, tmp_path: Path, name: str) -> None:
+def test_rows_are_those_of_the_three_lines(forks: ForkServer, without: Plain, tmp_path: Path, name: str) -> None:
     """Names, steps and numbers, to the byte; the program's own output is that without the monitor."""
     script = SCRIPTS[name]
     lines = ATTACH.format(model=script.model, optimizer=script.optimizer, begun=script.begun)
     by_hand = ran(forks, tmp_path / "hand", script.text.replace("# here\n", lines), watch=False)
     alone = ran(forks, tmp_path / "alone", script.text, watch=True)
-    plain = ran(forks, tmp_path / "plain", script.text, watch=False)
+    plain = without(script.text)
     assert (alone.code, by_hand.code, plain.code) == (0, 0, 0), alone.errors + by_hand.errors
     assert alone.printed == plain.printed == by_hand.printed
     assert alone.rows == by_hand.rows
@@ -170,11 +181,11 @@ for step in range(8):
     assert found["parameters-replaced"] == (3, "critical")
 
 
-def test_what_cannot_be_watched_trains_all_the_same(forks: ForkServer, tmp_path: Path) -> None:
+def test_what_cannot_be_watched_trains_all_the_same(forks: ForkServer, without: Plain, tmp_path: Path) -> None:
     """A target that the model lacks: one warning with the reason, and the program's own output."""
     config = {"xy_distribution": True, "targets": {"no such module": {}}}
     done = ran(forks, tmp_path / "wrong", SCRIPTS["a loop"].text, watch=True, config=config)
-    plain = ran(forks, tmp_path / "plain", SCRIPTS["a loop"].text, watch=False)
+    plain = without(SCRIPTS["a loop"].text)
     assert (done.code, done.printed) == (0, plain.printed)
     assert len(done.said) == 1
     assert done.said[0].startswith("probe: warning: this program is not watched: ")
@@ -199,12 +210,12 @@ def test_what_is_pending_is_written_before_a_sudden_exit(forks: ForkServer, tmp_
     assert [line.split("; ")[0] for line in done.said] == [line.split("; ")[0] for line in plain.said]
 
 
-def test_a_machine_that_fails_is_not_called_watched(forks: ForkServer, tmp_path: Path) -> None:
+def test_a_machine_that_fails_is_not_called_watched(forks: ForkServer, without: Plain, tmp_path: Path) -> None:
     """The current folder is gone when the monitor attaches: the program trains, and one line says that it is not
     watched."""
     gone = "import os, tempfile\ngone = tempfile.mkdtemp()\nos.chdir(gone)\nos.rmdir(gone)\n"
     text = SCRIPTS["a loop"].text
-    plain = ran(forks, tmp_path / "plain", text, watch=False)
+    plain = without(text)
     watched = ran(forks, tmp_path / "watched", gone + text, watch=True, environment={"MONITOR_OUTPUT_DIR": "out"})
     assert (watched.code, watched.printed) == (0, plain.printed), watched.errors
     assert "not watched: the machine failed while a monitor attached (set_monitor: FileNotFoundError)" in watched.errors
@@ -221,11 +232,11 @@ UNWRITABLE = {
 @pytest.mark.parametrize("how", UNWRITABLE)
 @pytest.mark.parametrize("config", [CONFIG, {"no key": 1}], ids=["watched", "refused"])
 def test_a_standard_error_that_cannot_be_written_leaves_training_alone(
-    forks: ForkServer, tmp_path: Path, how: str, config: object
+    forks: ForkServer, without: Plain, tmp_path: Path, how: str, config: object
 ) -> None:
     """Neither what is reported when a run begins, nor a failure, nor the end of the process depends on it."""
     text = f"import os, sys\n{UNWRITABLE[how]}\n{SCRIPTS['a loop'].text}sys.stdout.flush()\nos._exit(7)\n"
-    plain = ran(forks, tmp_path / "plain", text, watch=False)
+    plain = without(text)
     watched = ran(forks, tmp_path / "watched", text, watch=True, config=config)
     assert plain.code == watched.code == 7
     assert plain.printed == watched.printed != ""
@@ -254,10 +265,19 @@ def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.of_the_user = 3\n")
     (tmp_path / "own" / "deepspeed.py").write_text("import torch\ninitialize = print\n")
-    printed = "print(sys.argv, sys.path[0], __name__, __file__, of_the_user)"
-    text = f"import deepspeed, sys\n{printed}\n" + SCRIPTS["a loop"].text
-    (tmp_path / "train.py").write_text(text + "raise SystemExit(int(sys.argv[2]))\n")
-    (tmp_path / "broken.py").write_text("def f():\n    raise KeyError('x')\nf()\n")
+    text = """
+import sys
+print(sys.argv, sys.path[0], __name__, __file__, of_the_user, flush=True)
+def f():
+    raise KeyError("x")
+if sys.argv[1] == "fail":
+    f()
+if sys.argv[1] == "train":
+    import deepspeed
+    exec(sys.argv[2])
+raise SystemExit(5)
+"""
+    (tmp_path / "train.py").write_text(text)
     own = {**os.environ, **OWN, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'own'}"}
     own.pop("MONITOR_OUTPUT_DIR", None)
 
@@ -266,13 +286,14 @@ def test_the_command_runs_a_script_as_python_does(tmp_path: Path) -> None:
             [sys.executable, *words], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
         )
 
-    plain, run = done("train.py", "--a", "5"), done("-m", "probe", "run", "train.py", "--a", "5")
+    words = ["train.py", "train", SCRIPTS["a loop"].text]
+    plain, run = done("train.py", "end"), done("-m", "probe", "run", *words)
     assert (plain.returncode, run.returncode) == (5, 5), run.stderr
-    assert run.stdout == plain.stdout
+    assert run.stdout.splitlines()[0] == plain.stdout.strip().replace("['train.py', 'end']", str(words))
     assert "probe: info: watching Sequential with AdamW" in run.stderr
     assert "is not watched" not in run.stderr
     assert len([*tmp_path.glob("monitor_output/*/manifest.json")]) == 1
-    plain, run = done("broken.py"), done("-m", "probe.run", "broken.py")
+    plain, run = done("train.py", "fail"), done("-m", "probe.run", "train.py", "fail")
     traceback, _, ours = run.stderr.partition("probe: ")
     assert (run.returncode, traceback) == (plain.returncode, plain.stderr)
     assert "KeyError" in traceback

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import csv
-import multiprocessing
+import multiprocessing.spawn
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
+
+import pytest
 
 import probe.pytorch
+from tests import user_scripts
+from tests.quick_python import quick_python
 from tests.required import require
 
 torch = require("torch")
@@ -25,7 +29,6 @@ MOST_RETURNS = 2
 STEP_FILES, STEP_CROSSINGS, STEP_RETURNS = 26, 69, 28
 """Most files of a whole sampled step of one weight, calls from one of them into another, and those of them into a file
 that the same part of the step has entered before."""
-Record = TypeVar("Record")
 SAMPLED = 2
 """Number of the step that is followed: earlier ones lay out the files."""
 
@@ -65,6 +68,8 @@ class Walk:
         self.places: set[Place] = set()
         """Functions that were called in the walk or beside it."""
         self.following = False
+        self.output = Path()
+        """The folder of the run."""
         self._begun: set[Place] = set()
         self._stacks: dict[int, list[Stay | None]] = {}
         """Stays of the calls in progress on each thread; None for calls that are not followed."""
@@ -163,20 +168,34 @@ def walked() -> Walk:
             optimizer.step()
         assert monitor.flush()
         walk.following = False
+    walk.output = Path(str(monitor.output_directory))
     monitor.stop()
     return walk
 
 
-def alone(record: Callable[[], Record]) -> Record:
-    """Return what ``record`` returns in a new process: what other tests have left in this one lengthens the walk."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
-        return processes.submit(record).result()
+def both() -> tuple[Walk, Crossings]:
+    """The walk of a gradient and the crossings of a step."""
+    return walked(), crossings()
 
 
-def test_a_gradient_enters_few_files_on_its_way_to_its_row(output_dir: Path) -> None:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Walk, Crossings]:
+    """Both, made in a new process: what other tests have left in this one lengthens the walk."""
+    before = multiprocessing.spawn.get_executable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path_factory.mktemp("walk")))
+        multiprocessing.set_executable(quick_python(*user_scripts.TORCH))
+        try:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+                return processes.submit(both).result()
+        finally:
+            multiprocessing.set_executable(before)
+
+
+def test_a_gradient_enters_few_files_on_its_way_to_its_row(recorded: tuple[Walk, Crossings]) -> None:
     """From hook to CSV row a gradient enters a limited number of files, and none more than twice again."""
-    files = alone(walked).files
-    (path,) = output_dir.rglob(f"grad_unreduced_{SAMPLED}-{SAMPLED}.csv")
+    files = recorded[0].files
+    (path,) = recorded[0].output.rglob(f"grad_unreduced_{SAMPLED}-{SAMPLED}.csv")
     row = next(csv.DictReader(path.open(encoding="utf-8")))
     assert row["name"] == "1.bias"
     assert float(row["norm"]) == float(f"{8**0.5:.6g}")  # each of two elements is the number of samples, 2
@@ -185,9 +204,9 @@ def test_a_gradient_enters_few_files_on_its_way_to_its_row(output_dir: Path) -> 
     assert max(Counter(files).values()) <= 1 + MOST_RETURNS, files
 
 
-def test_the_walk_meets_every_function_that_it_leaves_out() -> None:
+def test_the_walk_meets_every_function_that_it_leaves_out(recorded: tuple[Walk, Crossings]) -> None:
     """What is counted apart is called on the way: nothing else is excused."""
-    assert {*APART} <= alone(walked).places
+    assert {*APART} <= recorded[0].places
 
 
 def crossings() -> Crossings:
@@ -214,9 +233,9 @@ def crossings() -> Crossings:
     return step
 
 
-def test_a_step_crosses_few_files() -> None:
+def test_a_step_crosses_few_files(recorded: tuple[Walk, Crossings]) -> None:
     """A sampled step of one weight enters a limited number of files, with a limited number of calls between them."""
-    step = alone(crossings)
+    step = recorded[1]
     assert {"core/instrumentation/training_steps.py", "core/output/sinks/csv.py"} <= {
         f[len(PACKAGE) :] for f in step.files
     }
