@@ -57,18 +57,13 @@ def part_of(path: str) -> str:
     return next((part for part in NEEDED if part and f".{part}" in path), "")
 
 
-def needed(path: str) -> None:
-    """Skips if the framework is absent that ``path`` needs."""
-    if package := NEEDED[part_of(path)]:
-        require(package)
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_what_is_imported_from_a_documented_path_is_there(part: str) -> None:
     """A script works when `msprobe` is replaced by `probe`: each path is the first that a process imports of ours."""
     wanted = {path.replace("msprobe", "probe"): names for path, names in (IMPORTED | OURS).items()}
     paths = [path for path in wanted if part_of(path) == part]
-    needed(paths[0])
+    if package := NEEDED[part]:
+        require(package)
     script = """
 import importlib, json, os, sys
 packages, wanted = json.loads(sys.argv[1])
@@ -83,7 +78,7 @@ for path, names in wanted.items():
     _, status = os.wait()
     assert status == 0, path
 """
-    packages = ["numpy", "pydantic", "yaml", *filter(None, [NEEDED[part]])]  # what takes longest of what is not ours
+    packages = ["numpy", "pydantic", "yaml", *filter(None, [package])]  # what takes longest of what is not ours
     command = [sys.executable, "-c", script, json.dumps([packages, {path: wanted[path] for path in paths}])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
