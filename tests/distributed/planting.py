@@ -255,9 +255,12 @@ def train(fault: Fault, seed: int, way: str) -> str:
             x, y = batch(step, seed + 10 * micro_batch, 0 if way == "tensor" else rank)
             (model(planted.data(x)) - y).square().mean().backward()
         if way == "reduced":
-            for parameter in inner.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= dist.get_world_size()
+            gradients = [parameter.grad for parameter in inner.parameters()]
+            whole = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(whole)
+            parts = whole.div_(dist.get_world_size()).split([gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
         planted.before_update()
         optimizer.step()
         optimizer.zero_grad()

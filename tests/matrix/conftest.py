@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,19 @@ def framework(request: pytest.FixtureRequest) -> Harness:
     entry = FRAMEWORKS[request.param]
     require(entry.package)
     harness: Harness = import_module(entry.harness)
+    _freeze()
     return harness
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _freeze_what_is_there() -> None:
+    """Tests of a file that collect garbage, or look at all objects, do so among their own."""
+    _freeze()
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -83,8 +83,9 @@ def test_what_a_framework_lacks_is_lacking(framework: Harness) -> None:
 
 
 def collected() -> list[str]:
-    """The ids of the tests in this folder, as pytest finds them in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-o", "addopts=", "-q", "tests/matrix"]
+    """The ids of the tests in the files of known differences, as pytest finds them in a process of its own."""
+    files = sorted({f"tests/matrix/{test.partition('::')[0]}" for test, _ in KNOWN_DIFFERENCES})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-o", "addopts=", "-q", *files]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     return [line.strip().removeprefix("tests/matrix/") for line in run.stdout.splitlines() if "::" in line]

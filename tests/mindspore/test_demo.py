@@ -55,7 +55,7 @@ def test_the_broken_layer_and_step_are_named(kind, tmp_path):
 
 def test_the_command_shows_it(tmp_path, monkeypatch):
     """``probe demo --framework mindspore`` succeeds; the table's two columns agree."""
-    monkeypatch.setattr(training, "DemoPlan", partial(DemoPlan, size=SMALL))
+    monkeypatch.setattr(training, "DemoPlan", partial(DemoPlan, size=SHALLOW))
     options = ["--framework", "mindspore", "--steps", str(STEPS), "--output", str(tmp_path)]
     result = CliRunner().invoke(app, ["demo", *options, "--seed", "1", "--fault", "nan"], catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -74,7 +74,11 @@ def fork_server(modules: Sequence[str]) -> ForkServer:
 
 @contextmanager
 def listening(
-    arguments: Sequence[str], modules: Sequence[str], errors: Path, environment: Mapping[str, str] = {}
+    arguments: Sequence[str],
+    modules: Sequence[str],
+    errors: Path,
+    environment: Mapping[str, str] = {},
+    executable: str = "",
 ) -> Iterator[tuple[Forked, str]]:
     """A service in a process of its own that is killed at the end, if it still runs; and its address.
 
@@ -82,12 +86,13 @@ def listening(
         arguments: those of Python.
         modules: all that it imports.
         errors: file to which its standard error is appended.
+        executable: what it is to take for its interpreter.
     """
     reading, writing = os.pipe()
     with errors.open("a") as file, os.fdopen(reading) as output:
         own = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         process = fork_server(tuple(modules)).start(
-            arguments, environment=own, cwd="/", stdout=writing, stderr=file.fileno()
+            arguments, environment=own, cwd="/", stdout=writing, stderr=file.fileno(), executable=executable
         )
         os.close(writing)
         try:

@@ -88,8 +88,9 @@ def test_a_driver_that_never_answers_delays_nothing(monitor: PerformanceMonitor,
     assert problems.lines() == []
 
 
-def test_it_can_be_started_again(monitor: PerformanceMonitor) -> None:
+def test_it_can_be_started_again(monitor: PerformanceMonitor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The readings go on in the same history."""
+    monkeypatch.setattr("probe.services.performance.monitor.FIRST_SECONDS", INTERVAL)
     for number in (1, 2):
         monitor.start_monitoring(INTERVAL)
         wait_for(lambda number=number: len(monitor.readings) >= number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -16,15 +17,24 @@ from probe.core.storage.files import confine
 from probe.view.background import BackgroundTasks, analysis_arguments, comparison_arguments
 from probe.view.findings import health_of
 from probe.view.run_list import RunList
+from tests.quick_python import quick_python
 from tests.required import require
+from tests.user_scripts import forks
 from tests.view.view_data import SIGNAL, WrittenRank
-from tests.view.view_process import ViewServer, viewing
+from tests.view.view_process import TASKS, ViewServer, viewing
 from tests.waiting import PATIENCE, wait_for
 
 require("duckdb")
 
 SECRET = "secret-of-another-user"
 HEADER = "vpp_stage,name,step,norm\n"
+
+
+@pytest.fixture
+def quick_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of this process are forked from one that has imported what they need."""
+    forks(*TASKS)  # which Python itself is to start
+    monkeypatch.setattr(sys, "executable", quick_python(*TASKS))
 
 
 def written(root: Path, name: str = "run", findings: int = 0) -> Path:
@@ -42,6 +52,7 @@ def analysed(server: ViewServer, number: int = 0) -> Any:
     return wait_for(lambda: found if (found := server.get(path))["health"] != "running" else None)
 
 
+@pytest.mark.usefixtures("quick_tasks")
 def test_a_task_that_cannot_be_started_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is failed with the reason and worth another attempt; later tasks are done, whatever their callback does."""
 
@@ -67,6 +78,7 @@ def test_a_task_that_cannot_be_started_leaves_the_others(tmp_path: Path, monkeyp
     tasks.close()
 
 
+@pytest.mark.usefixtures("quick_tasks")
 def test_an_answer_is_of_one_moment(tmp_path: Path) -> None:
     """What was asked before a task has ended stays as it was: no page says that it is done and has no answer."""
     tasks = BackgroundTasks(lambda _: None)
@@ -77,6 +89,7 @@ def test_an_answer_is_of_one_moment(tmp_path: Path) -> None:
     tasks.close()
 
 
+@pytest.mark.usefixtures("quick_tasks")
 def test_a_task_that_fails_has_the_last_line_of_its_error(tmp_path: Path) -> None:
     """Also after much other output; one that was killed has its signal."""
     tasks = BackgroundTasks(lambda _: None)
@@ -90,19 +103,22 @@ def test_a_task_that_fails_has_the_last_line_of_its_error(tmp_path: Path) -> Non
     tasks.close()
 
 
-@pytest.mark.parametrize("content", ["[" * 4000, '{"overhead": ' * 4000, '{"overhead": "x", "step": null}', "9" * 4000])
-def test_a_file_of_one_run_does_not_end_the_following_of_others(tmp_path: Path, content: str) -> None:
-    """Runs that begin later are listed, and the odd one is, too."""
-    (written(tmp_path / "runs", "odd") / "cost.jsonl").write_text(f"{content}\n")
+def test_a_file_of_one_run_does_not_end_the_following_of_others(tmp_path: Path) -> None:
+    """Runs that begin later are listed, and the odd ones are, too."""
+    contents = ["[" * 4000, '{"overhead": ' * 4000, '{"overhead": "x", "step": null}', "9" * 4000]
+    odd = {f"odd{number}": 2 for number in range(len(contents))}
+    for name, content in zip(odd, contents, strict=True):
+        (written(tmp_path / "runs", name) / "cost.jsonl").write_text(f"{content}\n")
     with viewing(tmp_path / "server", tmp_path / "runs") as server:
         written(tmp_path / "runs", "later")
 
         def summaries() -> dict[str, int]:
             return {run["name"]: run["last_step"] for run in server.get("/api/runs")["runs"]}
 
-        wait_for(lambda: summaries() == {"odd": 2, "later": 2})
+        wait_for(lambda: summaries() == {**odd, "later": 2})
 
 
+@pytest.mark.usefixtures("quick_tasks")
 def test_whatever_fails_in_one_run_the_others_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last resort: an exception that nobody expects is a problem of its run, and one of a search is shown."""
     import probe.view.run_list as room
@@ -143,17 +159,17 @@ def test_a_failed_analysis_is_shown_with_its_error_and_the_command(tmp_path: Pat
         assert (listed["analysis"], listed["analysis_error"]) == ("failed", about["analysis_error"])
 
 
-@pytest.mark.parametrize("health", ["healthy", "unexplained", "incomplete"])
-def test_only_a_run_that_was_judged_whole_is_healthy(tmp_path: Path, health: str) -> None:
+def test_only_a_run_that_was_judged_whole_is_healthy(tmp_path: Path) -> None:
     """Not one whose own count differs from the analysis', nor one of which something could not be read."""
-    directory = written(tmp_path, findings=688 if health == "unexplained" else 0)
-    if health == "incomplete":
-        (directory / "actv_0-9.csv").write_text("not a table\n")
-    with viewing(tmp_path / "server", directory.parent) as server:
-        about = analysed(server)
-        assert (about["analysis"], about["health"], about["finding_total"]) == ("done", health, 0)
-        assert server.get("/api/runs")["runs"][0]["findings"] == about["recorded_findings"]
-        assert about["recorded_findings"] == (688 if health == "unexplained" else 0)
+    recorded = {"healthy": 0, "unexplained": 688, "incomplete": 0}
+    for name, findings in recorded.items():
+        directory = written(tmp_path / "runs", name, findings)
+    (directory / "actv_0-9.csv").write_text("not a table\n")
+    with viewing(tmp_path / "server", tmp_path / "runs") as server:
+        for run in server.get("/api/runs")["runs"]:
+            about = analysed(server, run["number"])
+            assert (about["analysis"], about["health"], about["finding_total"]) == ("done", run["name"], 0)
+            assert about["recorded_findings"] == run["findings"] == recorded[run["name"]]
 
 
 def test_what_is_known_of_a_run_decides_on_its_health() -> None:

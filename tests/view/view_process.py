@@ -11,10 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.forks import Forked
+from tests.quick_python import quick_python
 from tests.required import require
 from tests.services.server_process import listening
 from tests.waiting import PATIENCE, wait_for
 
+TASKS = (
+    *("probe.core.child_process", "probe.view.background", "probe.core.analysis.diagnosis.analyse"),
+    *("probe.core.analysis.diagnosis.export", "probe.core.analysis.report.page_verdict", "probe.core.storage.location"),
+    *("probe.core.analysis.compare.compare", "probe.core.analysis.compare.explain", "probe.core.analysis.engines"),
+    "duckdb",
+)
+"""What analyses and comparisons import: of low priority, they would take long for it on a busy machine."""
 MODULES = ("probe.cli.view", "probe.view.app", "probe.view.serving", "uvicorn.protocols.http.h11_impl", "duckdb")
 
 
@@ -93,7 +101,7 @@ def viewing(folder: Path, *places: object, options: tuple[str, ...] = (), prelud
     arguments = [str(script), "view", *map(str, places), "--no-browser", *options]
     environment = {"XDG_CACHE_HOME": str(folder / "cache")}
     with (
-        listening(arguments, MODULES, errors, environment) as (process, address),
+        listening(arguments, MODULES, errors, environment, quick_python(*TASKS)) as (process, address),
         httpx.Client(base_url=address.partition("/?")[0], timeout=PATIENCE, trust_env=False) as client,
     ):
         assert client.get(address).status_code == 303

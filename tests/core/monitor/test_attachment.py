@@ -23,14 +23,15 @@ CONFIG = {**EVERYTHING, "history": 3, "max_overhead": 0.5, "format": ["csv"], "r
 def objects() -> Counter[str]:
     """The number of objects in the process of each class of the rooms; the interpreter knows them all."""
     gc.collect()
-    kinds = (type(thing) for thing in gc.get_objects())
-    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if isinstance(kind.__module__, str))
-    return Counter(name for name in names if name.startswith(ROOMS) and not name.startswith(BESIDE))
+    kinds = Counter(map(type, gc.get_objects())).items()
+    names = ((f"{kind.__module__}.{kind.__qualname__}", n) for kind, n in kinds if isinstance(kind.__module__, str))
+    return Counter({name: n for name, n in names if name.startswith(ROOMS) and not name.startswith(BESIDE)})
 
 
 def test_an_attachment_has_objects_of_few_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running monitor consists of a limited number of classes, values included; its end leaves no object of any."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
+    gc.freeze()  # what other tests have imported need not be looked through
     before = objects()
     model = numpy_harness.linear(np.ones((2, 3)), np.ones(2))
     optimizer = numpy_harness.optimizer("momentum", model, lr=0.1)
