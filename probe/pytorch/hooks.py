@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from types import CodeType
 from typing import Any
 
 import torch
@@ -220,12 +219,8 @@ def at_next_forward(model: torch.nn.Module, function: Callable[[], None], faults
 def at_work() -> bool:
     """Return whether a backward or an optimizer's update runs on this thread, so that no hook may be removed: torch
     iterates over an optimizer's dict of hooks, and in C++ over those of parameters (2.13), but copies modules'."""
-    return backward_id() != -1 or any(_iterates_over_hooks(frame.f_code) for frame in callers())
-
-
-def _iterates_over_hooks(code: CodeType) -> bool:
-    """Return whether ``code`` is a backward's, or the one that ``Steps._running`` of ``engines.native`` finds."""
-    return code in _BACKWARD or (code.co_name == "wrapper" and "profile_name" in code.co_varnames)
+    codes = (frame.f_code for frame in callers())
+    return backward_id() != -1 or any(code in _BACKWARD or native.is_update(code) for code in codes)
 
 
 def forward_kind(root: torch.nn.Module) -> ForwardKind | None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -219,6 +220,16 @@ class Steps:
         """
         running = (frame.f_locals for frame in callers() if frame.f_code.co_name == "wrapper")
         return sum(variables.get("self") is self._optimizer and "profile_name" in variables for variables in running)
+
+
+def is_update(code: CodeType) -> bool:
+    """Return whether this is the code in which torch calls the hooks of an optimizer, see :meth:`Steps._running`."""
+    return code.co_name == "wrapper" and "profile_name" in code.co_varnames
+
+
+def updates() -> bool:
+    """Return whether an update runs on this thread."""
+    return any(is_update(frame.f_code) for frame in callers())
 
 
 def initializes_state(optimizer: Any) -> bool:

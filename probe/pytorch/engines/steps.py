@@ -5,8 +5,9 @@ The first engine that knows the optimizer is used; ``native`` knows every optimi
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.optim import optimizer as base
 from probe.core.backend.optimizer_kinds import bound_gradient, chooser, dispatched
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, Hook
+from probe.core.faults import Faults
 from probe.pytorch.engines import native
 from probe.pytorch.engines.engine import Optimizers
 from probe.pytorch.engines.table import ENGINES
@@ -70,6 +72,51 @@ def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
     return {}
 
 
+class EveryStep:
+    """The listeners to the updates of all optimizers that inherit from torch's, behind one pair of hooks.
+
+    torch iterates over these hooks in each update, and a dropped monitor ends wherever garbage is collected: also in an
+    update of another optimizer, or on another thread meanwhile. So listeners come and go in a tuple, and the hooks stay
+    without effect if an update may be under way as the last one leaves.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: tuple[tuple[Hook, Hook], ...] = ()
+        self._placed: list[Remove] = []
+        self._updating = set[int]()
+        """Threads on which an update has begun, and has not ended; one that has raised, until the next one ends."""
+
+    def add(self, began: Hook, ended: Hook) -> Remove:
+        """Call ``began`` before and ``ended`` after each update; return a function that ends it."""
+        pair = began, ended
+        self._listeners += (pair,)
+        if not self._placed:
+            self._placed.append(base.register_optimizer_step_pre_hook(Hook(Faults(), "optimizer", self._before)).remove)
+            self._placed.append(base.register_optimizer_step_post_hook(Hook(Faults(), "optimizer", self._after)).remove)
+        return partial(self._leave, pair)
+
+    def _before(self, optimizer: Any, *arguments: object) -> None:
+        self._updating.add(threading.get_ident())
+        for began, _ in self._listeners:
+            began(optimizer, *arguments)
+
+    def _after(self, optimizer: Any, *arguments: object) -> None:
+        for _, ended in self._listeners:
+            ended(optimizer, *arguments)
+        self._updating.discard(threading.get_ident())
+
+    def _leave(self, pair: tuple[Hook, Hook]) -> None:
+        self._listeners = tuple(each for each in self._listeners if each is not pair)
+        others = {thread.ident for thread in threading.enumerate() if thread is not threading.current_thread()}
+        if not self._listeners and others.isdisjoint(self._updating) and not native.updates():
+            while self._placed:
+                self._placed.pop()()
+
+
+EVERY_STEP = EveryStep()
+"""Those of this process."""
+
+
 def on_every_step(began: Callable[..., None], ended: Callable[..., None], faults: FaultCounter) -> Remove:
     """Call ``began`` before and ``ended`` after each update by an optimizer that inherits from torch's."""
     initial: set[int] = set()
@@ -85,10 +132,7 @@ def on_every_step(began: Callable[..., None], ended: Callable[..., None], faults
         if id(optimizer) not in initial:
             ended(optimizer, *arguments)
 
-    with ExitStack() as placed:
-        placed.callback(base.register_optimizer_step_pre_hook(Hook(faults, "optimizer", before)).remove)
-        placed.callback(base.register_optimizer_step_post_hook(Hook(faults, "optimizer", after)).remove)
-        return placed.pop_all().close
+    return EVERY_STEP.add(Hook(faults, "optimizer", before), Hook(faults, "optimizer", after))
 
 
 def made_steps(optimizer: Any) -> int:
