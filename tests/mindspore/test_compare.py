@@ -27,20 +27,16 @@ def off_by_a_hundredth(made: type, *args: object) -> object:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(same_gpt: Path) -> Path:
     """``pytorch``, ``again``, ``mindspore``, and ``changed``, which is PyTorch's with one weight changed."""
-    root = tmp_path_factory.mktemp("runs")
+    made = gpt.PytorchGpt
     with pytest.MonkeyPatch.context() as patch:
-        ways = {"pytorch": gpt.train_on_pytorch, "again": gpt.train_on_pytorch, "mindspore": gpt.train_on_mindspore}
-        for name, train in ways.items():
-            patch.setenv("MONITOR_OUTPUT_DIR", str(root / name))
-            train()
-    with pytest.MonkeyPatch.context() as patch:
-        made = gpt.PytorchGpt
-        patch.setattr(gpt, "PytorchGpt", lambda *args: off_by_a_hundredth(made, *args))
-        patch.setenv("MONITOR_OUTPUT_DIR", str(root / "changed"))
+        patch.setenv("MONITOR_OUTPUT_DIR", str(same_gpt / "again"))
         gpt.train_on_pytorch()
-    return root
+        patch.setattr(gpt, "PytorchGpt", lambda *args: off_by_a_hundredth(made, *args))
+        patch.setenv("MONITOR_OUTPUT_DIR", str(same_gpt / "changed"))
+        gpt.train_on_pytorch()
+    return same_gpt
 
 
 def test_a_run_repeated_is_equal(runs: Path) -> None:
