@@ -131,8 +131,9 @@ def find(
         )
     full = str(root.absolute() if isinstance(root, Path) else root)
     if full != writable(full):
-        text = "{root}: expected a path in UTF-8, since DuckDB reads no other: rename the folder"
-        raise invalid(text, root=writable(full))
+        raise invalid(
+            "{root}: expected a path in UTF-8, since DuckDB reads no other: rename the folder", root=writable(full)
+        )
     within = _interval(time_start, time_end)
     if is_packed(root):
         return _found_in_pack(root, problems, within, (time_start, time_end), pattern)
