@@ -22,7 +22,7 @@ BETA = 0.95
 """First decay of Adam from which on it may be the second."""
 REFERENCES = 3
 """Parameters of which copies are looked for."""
-MOST_COPIES, MOST_ELEMENTS = 8, 1 << 16
+MOST_COPIES, MOST_ELEMENTS = 32, 1 << 16
 """Copies of each, and elements of one, that are looked at."""
 WRITES = 5
 """Number of writes between two looks from which on a copy is written with each update."""
@@ -122,6 +122,8 @@ def _copies(owned: Sequence[Any], names: Mapping[int, str], optimizer: Any) -> I
         if type(thing) not in PLAIN or id(thing) in parts or thing.requires_grad or not thing.is_floating_point():
             continue
         shape = tuple(thing.shape)
+        if shape in places and not thing.is_inference() and thing._version < 2:  # written once, as it was made
+            continue
         if shape in places and counts[shape] < MOST_COPIES and not thing.is_inference() and thing.data_ptr():
             counts[shape] += 1
             wait = tensors.to_host([tensors.moments([thing], ("sum", "sumsq"), 0.0)])
