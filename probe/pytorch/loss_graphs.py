@@ -629,13 +629,13 @@ def _remainder(root: torch.Tensor, node: Any) -> torch.Tensor | None:
 def _padding(tokens: torch.Tensor, padding: int) -> torch.Tensor:
     """Return which tokens are padding: that of the table at the ends of rows, or what most rows end with, if it fills
     much of the ends of most rows, and not as much of each."""
-    known = padding >= 0
-    pad = tokens.new_full((), padding) if known else tokens[:, -1].mode().values
+    is_given = padding >= 0
+    pad = tokens.new_full((), padding) if is_given else tokens[:, -1].mode().values
     is_pad = tokens == pad
-    ends = is_pad.flip(1).cummin(1).values.flip(1) | (is_pad.cummin(1).values if known else False)
+    ends = is_pad.flip(1).cummin(1).values.flip(1) | (is_pad.cummin(1).values if is_given else False)
     runs = ends.sum(1)
     usual = (runs.amax() > 2) & (runs.amin() < runs.amax())
-    if not known:
+    if not is_given:
         usual &= ((runs > 1).float().mean() > 0.5) & (ends.float().mean() > SHARE_PADDED)
     return ends & usual
 

@@ -22,10 +22,10 @@ BETA = 0.95
 """First decay of Adam from which on it may be the second."""
 REFERENCES = 3
 """Parameters of which copies are looked for."""
-MOST_COPIES, MOST_ELEMENTS = 8, 1 << 16
+MOST_COPIES, MOST_ELEMENTS = 32, 1 << 16
 """Copies of each, and elements of one, that are looked at."""
 WRITES = 5
-"""Writes between two looks from which on a copy is written with each update."""
+"""Number of writes between two looks from which on a copy is written with each update."""
 
 
 class _Copy(NamedTuple):
@@ -39,7 +39,7 @@ class _Copy(NamedTuple):
 
 
 class _Past(NamedTuple):
-    """What the last look has seen."""
+    """State as of the last look."""
 
     norms: dict[str, tuple[int, int]]
     """Versions of weight and statistics of frozen batch norms, by name."""
@@ -47,7 +47,7 @@ class _Past(NamedTuple):
 
 
 _pasts: weakref.WeakKeyDictionary[Any, _Past] = weakref.WeakKeyDictionary()
-"""What was seen with the last look, by optimizer."""
+"""State as of the last look, by optimizer."""
 
 
 def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], Oddities]:
@@ -66,7 +66,7 @@ def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], 
         past, copies = _pasts.get(optimizer, _Past({}, ())), [*_copies(owned, names, optimizer)]
         _pasts[optimizer] = _Past(frozen, copies)
         drifting = (name for name, (weight, seen) in frozen.items() if _drifts(past.norms.get(name), weight, seen))
-        found = {
+        settings = {
             "frozen norms": tuple(drifting),
             "norm momentum": tuple(name for name, norm in norms if MOMENTUM <= (norm.momentum or 0) < 1),
             "one memory": tuple(_doubled(owned, names)),
@@ -74,7 +74,7 @@ def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], 
         }
         now = {id(copy.tensor()): copy for copy in copies}
         pairs = [(before, now[id(thing)]) for before in past.copies if id(thing := before.tensor()) in now]
-        return lambda: {**found, "copies that stay": tuple(dict.fromkeys(_staying(pairs)))}
+        return lambda: {**settings, "copies that stay": tuple(dict.fromkeys(_staying(pairs)))}
 
 
 def _learns(norm: _BatchNorm) -> bool:
@@ -92,8 +92,8 @@ def _drifts(before: tuple[int, int] | None, weight: int, statistics: int) -> boo
 
 def _exchanged(optimizer: Any, group: Mapping[str, Any]) -> bool:
     betas = group.get("betas", ())
-    known = "adam" in type(optimizer).__name__.lower() and len(betas) > 1
-    return known and all(isinstance(beta, float) for beta in betas) and betas[0] > max(betas[1], BETA)
+    is_adam = "adam" in type(optimizer).__name__.lower() and len(betas) > 1
+    return is_adam and all(isinstance(beta, float) for beta in betas) and betas[0] > max(betas[1], BETA)
 
 
 def _doubled(owned: Sequence[Any], names: Mapping[int, str]) -> Iterator[str]:
@@ -114,18 +114,20 @@ def _doubled(owned: Sequence[Any], names: Mapping[int, str]) -> Iterator[str]:
 def _copies(owned: Sequence[Any], names: Mapping[int, str], optimizer: Any) -> Iterator[_Copy]:
     """Yield tensors of the sizes of a few parameters that are no parameters, gradients or moments of the optimizer."""
     some = [p for p in owned if type(p) in PLAIN and p.dim() > 1 and p.numel() <= MOST_ELEMENTS and id(p) in names]
-    wanted = {tuple(parameter.shape): names[id(parameter)] for parameter in some[:REFERENCES]}
+    places = {tuple(parameter.shape): names[id(parameter)] for parameter in some[:REFERENCES]}
     states = (value for state in getattr(optimizer, "state", {}).values() for value in state.values())
-    known = {*map(id, owned), *(id(p.grad) for p in owned), *map(id, states)}
-    counts = dict.fromkeys(wanted, 0)
-    for thing in gc.get_objects() if wanted else ():
-        if type(thing) not in PLAIN or id(thing) in known or thing.requires_grad or not thing.is_floating_point():
+    parts = {*map(id, owned), *(id(p.grad) for p in owned), *map(id, states)}
+    counts = dict.fromkeys(places, 0)
+    for thing in gc.get_objects() if places else ():
+        if type(thing) not in PLAIN or id(thing) in parts or thing.requires_grad or not thing.is_floating_point():
             continue
         shape = tuple(thing.shape)
-        if shape in wanted and counts[shape] < MOST_COPIES and not thing.is_inference() and thing.data_ptr():
+        if shape in places and not thing.is_inference() and thing._version < 2:  # written once, as it was made
+            continue
+        if shape in places and counts[shape] < MOST_COPIES and not thing.is_inference() and thing.data_ptr():
             counts[shape] += 1
             wait = tensors.to_host([tensors.moments([thing], ("sum", "sumsq"), 0.0)])
-            yield _Copy(weakref.ref(thing), wanted[shape], thing._version, wait)
+            yield _Copy(weakref.ref(thing), places[shape], thing._version, wait)
 
 
 def _staying(pairs: Sequence[tuple[_Copy, _Copy]]) -> Iterator[str]:

@@ -343,10 +343,10 @@ def _loaded(noted: Callable[[str, Any], None], module: Any, state: Any = None, s
     if not isinstance(given, dict) or not given:
         return
     with torch._C.DisableTorchFunction():
-        own = dict((*module.named_parameters(), *module.named_buffers()))
-        if not strict and own and own.keys().isdisjoint(given):
+        members = dict((*module.named_parameters(), *module.named_buffers()))
+        if not strict and members and members.keys().isdisjoint(given):
             noted("loads nothing", None)
-        places = {thing.data_ptr() for thing in own.values() if type(thing) in PLAIN} - {0}
+        places = {thing.data_ptr() for thing in members.values() if type(thing) in PLAIN} - {0}
         numbers = [value for value in given.values() if torch.is_tensor(value) and value.numel()]
         if numbers and all(type(value) in PLAIN and value.data_ptr() in places for value in numbers):
             noted("loads itself", None)

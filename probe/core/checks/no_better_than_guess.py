@@ -95,7 +95,7 @@ class NoBetterThanGuess(ChangeCheck):
         assert facts.loss_graph is not None, "the caller has looked"
         first, self._graph, graph = self._graph is None, facts.loss_graph, facts.loss_graph()
         calls = [call for call in graph.losses if call.classes >= CLASSES and call.classes != call.rows]
-        known = len(calls) == len(graph.losses) == 1 and graph.factor > 0
-        classes = calls[0].classes if known else 0
+        is_mean = len(calls) == len(graph.losses) == 1 and graph.factor > 0
+        classes = calls[0].classes if is_mean else 0
         self._ended = not classes or (not first and (classes, graph.factor) != (self._classes, self._factor))
         self._classes, self._factor, self._least = classes, graph.factor, OF_TOKENS if graph.tokens else UPDATES

@@ -81,10 +81,10 @@ class Forgotten(NotHeld, FactCheck):
     @classmethod
     def counts(cls, facts: UpdateFacts, names: list[str]) -> bool:
         """Return whether parameters lie behind some that the optimizer has, and are biases of these or no more."""
-        held = [name for name in facts.names if name in facts.uses]
+        owned = [name for name in facts.names if name in facts.uses]
         orders = [facts.uses[name].order for name in names if name in facts.uses]
-        if not held or not orders or min(facts.uses[name].order for name in held) >= max(orders):
+        if not owned or not orders or min(facts.uses[name].order for name in owned) >= max(orders):
             return False
         weights = {module_of(name) for name in facts.names if name.endswith(".weight")}
         halves = any(name.endswith(".bias") and module_of(name) in weights for name in names)
-        return halves or len(names) <= len(held)
+        return halves or len(names) <= len(owned)

@@ -11,7 +11,7 @@ from probe.core.checks.places import ancestors, listing
 from probe.core.language import Message, message
 
 LOOKS = 2
-"""Looks that must show it."""
+"""Number of looks that must show it."""
 
 
 class Oddity(FactCheck):

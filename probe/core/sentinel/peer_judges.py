@@ -88,7 +88,7 @@ class SameData:
 
 
 class SummedGradients:
-    """Gradients of mean losses that ranks apply as the sum of their own, in place of the mean."""
+    """Gradients of mean losses that ranks apply as the sum over ranks, in place of the mean."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group, self._streak = group, Streak(STEPS_SAME)
@@ -98,11 +98,11 @@ class SummedGradients:
         tables = stacked([line.unreduced for line in lines])
         summed = False
         if tables is not None and len(lines) > 1 and all(line.mean for line in lines):
-            own, applied = tables[:, :, 0], lines[0].reduced[:, 0]
-            read = np.isfinite(own).all(axis=0) & (applied > 0)
+            lengths, applied = tables[:, :, 0], lines[0].reduced[:, 0]
+            read = np.isfinite(lengths).all(axis=0) & (applied > 0)
             # a mean is never longer than the mean length, and a sum never longer than the sum of lengths
-            longer = applied > (1 + BEYOND_MEAN) * own.mean(axis=0)
-            summed = bool(read.any() and (longer & (applied <= (1 + SAME_LENGTH) * own.sum(axis=0)))[read].all())
+            longer = applied > (1 + BEYOND_MEAN) * lengths.mean(axis=0)
+            summed = bool(read.any() and (longer & (applied <= (1 + SAME_LENGTH) * lengths.sum(axis=0)))[read].all())
         if self._streak.completes(summed, step):
             text = message(
                 "gradients of mean losses are summed over {ranks} ranks, and not divided by their number",

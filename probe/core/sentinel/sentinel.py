@@ -372,8 +372,8 @@ class Sentinel:
         memory.updates += 1
         if memory.updates in LOOKS and number < MOST_LOOKED:
             models = [model for _, model in self._watch.run.chunks]
-            found = attempt(self.faults, "oddities", self._loop.oddities, models, optimizer)
-            memory.oddities = found or memory.oddities
+            look = attempt(self.faults, "oddities", self._loop.oddities, models, optimizer)
+            memory.oddities = look or memory.oddities
         return memory.oddities
 
     def _forwards(self) -> int | None:
