@@ -76,6 +76,7 @@ class WatchedParts:
         self._empty: dict[str, Parameter] = {}
         """Parameters of the models that have no values yet, as those of the meta device, by full name."""
         self._said_empty = False
+        """True once those were named."""
         self._wrapping = True
         """True if a wrapper may still replace parameters before training begins."""
 
