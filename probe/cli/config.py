@@ -185,7 +185,7 @@ def _checked(file: Path, ranks: int, steps: int) -> CheckedConfig:
 
 def _unusable(folder: str) -> Iterator[str]:
     """Yield a sentence if files cannot be written to a folder on this machine."""
-    whole = Path(folder).expanduser().absolute()
+    whole = Path(str.__str__(folder)).expanduser().absolute()  # that of a text to be translated, too
     try:
         with TemporaryDirectory(dir=next(above for above in (whole, *whole.parents) if above.exists())):
             pass

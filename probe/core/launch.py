@@ -50,6 +50,11 @@ def launch_names(environ: Mapping[str, str], restarts: bool = False) -> dict[str
     return {name: value for name, value in found.items() if value}
 
 
+def is_unnamed(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment has a rank among several, and nothing that the ranks of its launch have alone."""
+    return bool(environ.get("RANK")) and launched(environ, WORLDS, 1) > 1 and not launch_names(environ)
+
+
 def number_in(environ: Mapping[str, str], name: str, otherwise: int) -> int:
     """Return the number that a launcher has put into an environment variable, or ``otherwise`` without one.
 

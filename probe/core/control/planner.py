@@ -29,6 +29,7 @@ from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace, Schedule
 from probe.core.instrumentation.selection import Lead, no_lead
 from probe.core.instrumentation.signals.structure import ending
+from probe.core.launch import is_unnamed
 from probe.core.records import Finding
 from probe.core.storage.run_directory import output_root
 
@@ -151,9 +152,10 @@ class Planner:
 
     def warn(self, sentences: Iterable[str]) -> None:
         """Log those of ``sentences`` that were not logged before: on the first rank, and on one that is beyond the
-        number of ranks, as warnings, on others as info."""
+        number of ranks or of no known launch, as warnings, on others as info."""
         groups = self._framework.groups
-        level = logging.INFO if 0 < groups.rank() < groups.world_size() else logging.WARNING
+        follows = 0 < groups.rank() < groups.world_size() and not is_unnamed(os.environ)
+        level = logging.INFO if follows else logging.WARNING
         for sentence in sentences:
             if sentence not in self._warned:
                 self._warned.add(sentence)

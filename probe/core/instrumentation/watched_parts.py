@@ -75,7 +75,8 @@ class WatchedParts:
         """Parameters that others have replaced in the model, while an optimizer has them: another may be on its way."""
         self._empty: dict[str, Parameter] = {}
         """Parameters of the models that have no values yet, as those of the meta device, by full name."""
-        self._said_empty = False
+        self._empty_reported = False
+        """True once those were named."""
         self._wrapping = True
         """True if a wrapper may still replace parameters before training begins."""
 
@@ -281,8 +282,8 @@ class WatchedParts:
         if self._strange:
             self._strange = False
             self._run.faults.note("optimizer", ValueError(STRANGE))
-        if self._empty and not self._said_empty:
-            self._said_empty = True
+        if self._empty and not self._empty_reported:
+            self._empty_reported = True
             _log.warning(EMPTY, _listed(self._empty))
         if self._replaced:
             for identity in map(id, self._hooks.owned(optimizer)):

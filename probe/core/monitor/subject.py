@@ -26,7 +26,7 @@ from probe.core.instrumentation.selection import Lead, Selection, watched
 from probe.core.instrumentation.signals.features.source import unknown
 from probe.core.instrumentation.signals.sources import chosen
 from probe.core.instrumentation.signals.structure import prepare
-from probe.core.launch import RANKS, WORLDS, launch_names, launched
+from probe.core.launch import RANKS, WORLDS, is_unnamed, launched
 from probe.core.moments import columns_for
 from probe.core.monitor.arguments import Arguments
 
@@ -266,7 +266,7 @@ def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> 
             f"the environment has rank {rank}, and no number of ranks: expected {size} too; start all ranks with a "
             f"launcher such as torchrun, or unset {name}"
         )
-    elif world > 1 and environ.get("RANK") and not launch_names(environ):
+    elif is_unnamed(environ):
         yield (
             f"the environment has rank {rank} of {world}, and no name of the launch: expected MASTER_ADDR and "
             "MASTER_PORT too; without them the ranks are not known to belong together, and each sends its alerts: "
