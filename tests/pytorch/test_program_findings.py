@@ -205,8 +205,10 @@ def samples_of_the_generator_are_not_detached(faulty: bool) -> Program:
     return Program(both, optimizers, steps())
 
 
-def found(make: Make, faulty: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
-    """Return checks and places of what is more than a note."""
+def found(
+    kind: str, make: Make, faulty: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Return checks and places of what is more than a note, or of this kind."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(folder))
     torch.manual_seed(0)
     made = make(faulty)
@@ -217,7 +219,7 @@ def found(make: Make, faulty: bool, folder: Path, monkeypatch: pytest.MonkeyPatc
     monitor.stop()
     assert monitor.faults == {}
     lines = [json.loads(line) for path in folder.glob("*/checks.jsonl") for line in path.read_text().splitlines()]
-    return [(line["check"], tuple(line["where"])) for line in lines if line["grade"] != "note"]
+    return [(line["check"], tuple(line["where"])) for line in lines if line["grade"] != "note" or line["check"] == kind]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -226,7 +228,7 @@ def test_a_fault_is_found_at_its_place_and_its_twin_is_not(
 ) -> None:
     """By the check for it."""
     kind, make, places = PROGRAMS[name]
-    assert found(make, False, tmp_path / "healthy", monkeypatch) == []
-    rows = found(make, True, tmp_path / "faulty", monkeypatch)
+    assert found(kind, make, False, tmp_path / "healthy", monkeypatch) == []
+    rows = found(kind, make, True, tmp_path / "faulty", monkeypatch)
     assert kind in {check for check, _ in rows}
     assert next(where for check, where in rows if check == kind)[: len(places)] == places

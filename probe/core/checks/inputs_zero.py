@@ -60,19 +60,19 @@ class InputsZero(ChangeCheck):
             return
         self._lived[self._lived > 0] += self._alike
         self._alike = 0
-        there, alive = facts.gradients.there, np.frombuffer(update.pattern, np.bool_)
+        present, alive = facts.gradients.there, np.frombuffer(update.pattern, np.bool_)
         weights, biases = (self._any(alive & kind) for kind in (~self._is_bias, self._is_bias))
-        zero = self._any(there & ~self._is_bias) & ~weights & biases
+        zero = self._any(present & ~self._is_bias) & ~weights & biases
         self.judged |= bool((weights & biases).any())
         self._lived = np.where(weights, np.where(self._zero > 0, 1, self._lived + 1), self._lived)
         self._since = np.where(zero & (self._zero == 0), facts.step, self._since)
         self._zero = np.where(zero, self._zero + 1, 0)
         self._pattern = b"" if zero.any() else update.pattern
-        found = (self._zero == SOON) & (self._lived >= ALWAYS)
-        if found.any():
-            names = [name for name, module in zip(facts.names, self._module, strict=True) if found[module]]
+        ended = (self._zero == SOON) & (self._lived >= ALWAYS)
+        if ended.any():
+            names = [name for name, module in zip(facts.names, self._module, strict=True) if ended[module]]
             where = ancestors(names, facts.names)
-            since = int(self._since[found].min())
+            since = int(self._since[ended].min())
             text = message(
                 "the inputs of {places} are all 0 in {updates} updates in a row, and were not so before step {since}: "
                 "the gradients of its weights are exactly 0, those of its bias are not",
@@ -80,7 +80,7 @@ class InputsZero(ChangeCheck):
                 updates=SOON,
                 since=since,
             )
-            yield self.finding(facts, since, text, {"modules": int(found.sum()), "updates": SOON}, where)
+            yield self.finding(facts, since, text, {"modules": int(ended.sum()), "updates": SOON}, where)
 
     def _any(self, mask: Mask) -> Mask:
         """Return for each module whether any of its parameters is chosen."""

@@ -51,10 +51,12 @@ class Oddity(FactCheck):
 
 
 class FrozenNormDrifts(Oddity):
-    """Report batch norms whose weights are frozen, and whose statistics go on with each batch: they are in training
-    mode. Those of an average of the model have weights that are written."""
+    """Note batch norms whose weights are frozen, and whose statistics go on with each batch: they are in training mode,
+    by oversight, or to follow other data. Those of an average of the model have weights that are written."""
 
     kind_of_oddity = "frozen norms"
+    kind = "unusual"
+    grade = "note"
     name = "frozen-norm-drifts"
     title = "Frozen norms drift"
     why = "What was frozen computes something else after each batch."

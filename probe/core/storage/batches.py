@@ -235,9 +235,9 @@ def _part(table: _Table, layouts: dict[tuple[str, tuple[str, ...]], _About], bef
 
 def _record_twice(signal: str, step: int, twice: int, directory: Place, problems: Problems) -> None:
     if twice:
-        one = "{signal}: step {step} has {number} row twice: the later one is taken"
-        several = "{signal}: step {step} has {number} rows twice: the later ones are taken"
-        problems.add(directory, in_number(twice, one, several, signal=signal, step=step), skipped=False)
+        singular = "{signal}: step {step} has {number} row twice: the later one is taken"
+        plural = "{signal}: step {step} has {number} rows twice: the later ones are taken"
+        problems.add(directory, in_number(twice, singular, plural, signal=signal, step=step), skipped=False)
 
 
 def _joined(parts: Sequence[_Part], problems: Problems) -> Batch:

@@ -223,7 +223,7 @@ def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
         newest, alike = max(chain[-1][0].began for chain in chains.values()), len({*map(len, chains.values())}) == 1
         ranks = [rank for rank, chain in chains.items() if alike or newest - chain[-1][0].began < TOGETHER]
         last = tuple(directory for rank in ranks for directory in chains[rank].pop())
-        last += tuple(other for directory in last for other in beside.get(directory.path, ()))
+        last += tuple(twin for directory in last for twin in beside.get(directory.path, ()))
         recorded.append(RecordedRun(last, tuple(sorted(_expected(last) - set(ranks)))))
         chains = {rank: chain for rank, chain in chains.items() if chain}
     return recorded[::-1]
@@ -318,9 +318,9 @@ def _with_directory(recorded: Iterable[RecordedRun], root: Place, name: str) -> 
 def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problems) -> None:
     """Record runs that are left out, since a later one is read."""
     for run in others:
-        one = "of an earlier run (of {number} rank), left out; give each run a MONITOR_OUTPUT_DIR of its own"
-        several = "of an earlier run (of {number} ranks), left out; give each run a MONITOR_OUTPUT_DIR of its own"
-        problems.add(root / run.name, in_number(len(run.ranks), one, several), skipped=False)
+        singular = "of an earlier run (of {number} rank), left out; give each run a MONITOR_OUTPUT_DIR of its own"
+        plural = "of an earlier run (of {number} ranks), left out; give each run a MONITOR_OUTPUT_DIR of its own"
+        problems.add(root / run.name, in_number(len(run.ranks), singular, plural), skipped=False)
 
 
 def ranks_with_rows(directories: Sequence[RankDirectory]) -> set[int]:

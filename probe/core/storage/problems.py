@@ -24,11 +24,11 @@ def left_out(after: int) -> str:
 
 def cannot_be_read(more: int) -> str:
     """Return the message about further lines of a file, which are not listed one by one."""
-    one, several = (
+    singular, plural = (
         "{number} more line cannot be read and is left out",
         "{number} more lines cannot be read and are left out",
     )
-    return in_number(more, one, several)
+    return in_number(more, singular, plural)
 
 
 class Problem(NamedTuple):

@@ -106,7 +106,7 @@ class EveryStep:
         self._updating.discard(threading.get_ident())
 
     def _leave(self, pair: tuple[Hook, Hook]) -> None:
-        self._listeners = tuple(each for each in self._listeners if each is not pair)
+        self._listeners = tuple(entry for entry in self._listeners if entry is not pair)
         others = {thread.ident for thread in threading.enumerate() if thread is not threading.current_thread()}
         if not self._listeners and others.isdisjoint(self._updating) and not native.updates():
             while self._placed:
@@ -114,7 +114,7 @@ class EveryStep:
 
 
 EVERY_STEP = EveryStep()
-"""Those of this process."""
+"""The listeners of this process."""
 
 
 def on_every_step(began: Callable[..., None], ended: Callable[..., None], faults: FaultCounter) -> Remove:

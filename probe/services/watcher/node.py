@@ -321,9 +321,9 @@ class NodeWatcher:
             return
         if ranks:
             steps = ", ".join(sorted({str(rank.row.step) for rank in ranks.values()}))
-            one = "training goes on: {number} rank of {host} at step {steps}"
-            several = "training goes on: {number} ranks of {host} at step {steps}"
-            self._resolve(in_number(len(ranks), one, several, host=self.host, steps=steps))
+            singular = "training goes on: {number} rank of {host} at step {steps}"
+            plural = "training goes on: {number} ranks of {host} at step {steps}"
+            self._resolve(in_number(len(ranks), singular, plural, host=self.host, steps=steps))
         else:
             self._resolve(message("the ranks of {host} have ended", host=self.host))
 

@@ -126,8 +126,8 @@ def _count(rules: Counter[str], first: int, last: int) -> None:
     if total := rules.total():
         names = ", ".join(f"{rule} {number}" for rule, number in sorted(rules.items()) if number)
         at = message("step {first}" if first == last else "steps {first} to {last}", first=first, last=last)
-        one, several = "and {number} more finding at {at} ({names})", "and {number} more findings at {at} ({names})"
-        logger.warning("%s", in_number(total, one, several, at=at, names=names))
+        singular, plural = "and {number} more finding at {at} ({names})", "and {number} more findings at {at} ({names})"
+        logger.warning("%s", in_number(total, singular, plural, at=at, names=names))
 
 
 def _on_one_line(text: str) -> str:
