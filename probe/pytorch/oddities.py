@@ -24,6 +24,8 @@ REFERENCES = 3
 """Parameters of which copies are looked for."""
 MOST_COPIES, MOST_ELEMENTS = 32, 1 << 16
 """Copies of each, and elements of one, that are looked at."""
+MOST_OBJECTS = 1_000_000
+"""Objects of the process up to which copies are looked for: in a tenth of a second."""
 WRITES = 5
 """Number of writes between two looks from which on a copy is written with each update."""
 
@@ -117,14 +119,15 @@ def _copies(owned: Sequence[Any], names: Mapping[int, str], optimizer: Any) -> I
     places = {tuple(parameter.shape): names[id(parameter)] for parameter in some[:REFERENCES]}
     states = (value for state in getattr(optimizer, "state", {}).values() for value in state.values())
     parts = {*map(id, owned), *(id(p.grad) for p in owned), *map(id, states)}
-    counts = dict.fromkeys(places, 0)
-    for thing in gc.get_objects() if places else ():
+    counts, things = dict.fromkeys(places, 0), gc.get_objects() if places else []
+    for thing in things if len(things) <= MOST_OBJECTS else ():
         if type(thing) not in PLAIN or id(thing) in parts or thing.requires_grad or not thing.is_floating_point():
             continue
         shape = tuple(thing.shape)
-        if shape in places and not thing.is_inference() and thing._version < 2:  # written once, as it was made
+        if shape not in places or thing.layout is not torch.strided or thing.is_inference():
             continue
-        if shape in places and counts[shape] < MOST_COPIES and not thing.is_inference() and thing.data_ptr():
+        # a tensor of version 1 was written once, as it was made
+        if counts[shape] < MOST_COPIES and thing._version > 1 and thing.data_ptr():
             counts[shape] += 1
             wait = tensors.to_host([tensors.moments([thing], ("sum", "sumsq"), 0.0)])
             yield _Copy(weakref.ref(thing), places[shape], thing._version, wait)

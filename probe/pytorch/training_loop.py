@@ -337,17 +337,18 @@ def _drawn_anew(
         noted("masks drawn anew", None)
 
 
-def _loaded(noted: Callable[[str, Any], None], module: Any, state: Any = None, strict: Any = True, **_: Any) -> None:
+def _loaded(
+    noted: Callable[[str, Any], None], module: Any, state_dict: Any = None, strict: Any = True, *_: Any, **__: Any
+) -> None:
     """Note a state that is the module's own, which changes nothing, and one of which no name is the module's."""
-    given = state if state is not None else _.get("state_dict")
-    if not isinstance(given, dict) or not given:
+    if not isinstance(state_dict, dict) or not state_dict:
         return
     with torch._C.DisableTorchFunction():
         members = dict((*module.named_parameters(), *module.named_buffers()))
-        if not strict and members and members.keys().isdisjoint(given):
+        if not strict and members and members.keys().isdisjoint(state_dict):
             noted("loads nothing", None)
         places = {thing.data_ptr() for thing in members.values() if type(thing) in PLAIN} - {0}
-        numbers = [value for value in given.values() if torch.is_tensor(value) and value.numel()]
+        numbers = [value for value in state_dict.values() if torch.is_tensor(value) and value.numel()]
         if numbers and all(type(value) in PLAIN and value.data_ptr() in places for value in numbers):
             noted("loads itself", None)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from probe.core.backend.protocols import Optimizer, Remove, Tensor, TrainingLoop
+from probe.core.checks.habits import FirstBatch
 from probe.core.checks.update_facts import Gradients, UpdateFacts
 from probe.core.door import attempt
 from probe.core.faults import Faults
@@ -222,6 +223,8 @@ class Sentinel:
         """Note a habit of the program; of a schedule, whether another optimizer than its own has the parameters."""
         if self._blind:
             return
+        if name == FirstBatch.habit and not self._loop.training([model for _, model in self._watch.run.chunks]):
+            return  # an evaluation begins its loader again
         if optimizer is None:
             self._habits.add(name)
         elif self._optimizers.number(optimizer) is None:
