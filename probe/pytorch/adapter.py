@@ -17,7 +17,7 @@ from probe.pytorch import (
     tensors,
     training_loop,
 )
-from probe.pytorch.engines.steps import on_every_step
+from probe.pytorch.engines.native import on_every_step
 
 ADAPTER = FrameworkAdapter(
     name="pytorch",

@@ -19,8 +19,8 @@ from probe.launch.watch import ScriptWatch
 from probe.pytorch import hooks, parallel
 from probe.pytorch.adapter import TrainerMon
 from probe.pytorch.engines.names import inside
+from probe.pytorch.engines.native import on_every_step as every_step
 from probe.pytorch.engines.steps import made_steps
-from probe.pytorch.engines.steps import on_every_step as every_step
 
 
 class TorchFinder:

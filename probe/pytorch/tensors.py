@@ -16,7 +16,7 @@ from probe.core.backend.protocols import Adam
 from probe.core.faults import Misfit
 from probe.core.records import Coverage
 from probe.pytorch import device_moments, host_moments
-from probe.pytorch.dtensor import coverage, local
+from probe.pytorch.dtensor import PLAIN, coverage, local
 from probe.pytorch.host_copies import to_host  # noqa: F401 - like the next one a function of the protocol
 from probe.pytorch.host_moments import host_place  # noqa: F401
 from probe.pytorch.modes import unseen
@@ -40,7 +40,12 @@ pytree.consult(unpacking)
 
 def is_tensor(value: Any) -> bool:
     """Return whether ``value`` is a tensor whose elements exist (a meta tensor has none)."""
-    return issubclass(type(value), torch.Tensor) and value.device.type != "meta"  # isinstance asks the value itself
+    if type(value) in PLAIN:
+        return bool(value.device.type != "meta")
+    if not issubclass(type(value), torch.Tensor):  # isinstance asks the value itself
+        return False
+    with torch._C.DisableTorchFunction():
+        return bool(value.device.type != "meta")
 
 
 def describe(tensor: torch.Tensor) -> tuple[tuple[int, ...], object, Coverage | None]:

@@ -109,8 +109,7 @@ def trained(values: list[Any], held: bool) -> tuple[dict[str, int], Rows]:
 def test_only_the_row_of_what_cannot_be_reduced_is_missing(signal: str, held: bool) -> None:
     """Whatever torch has: each tensor has its row with its norm, or its name in the faults, once each step."""
     values = {name: make() for name, make in VALUES.items()}
-    if not held:
-        del values["meta"]  # is no tensor that has elements: handed out, it is as no tensor
+    del values["meta"]  # has no elements: handed out, it is as no tensor, and held, it is named once, without a row
     faults, rows = trained([*values.values()], held)
     norms = {row.name: found["norm"] for row, found in rows.items() if row.signal == signal and row.step == 1}
     counts = {where.partition(": ")[0]: count for where, count in faults.items()}

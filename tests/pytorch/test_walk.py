@@ -26,7 +26,7 @@ torch = require("torch")
 PACKAGE = f"{Path(probe.__file__).parent}/"
 MOST_FILES = 16
 MOST_RETURNS = 2
-STEP_FILES, STEP_CROSSINGS, STEP_RETURNS = 26, 69, 28
+STEP_FILES, STEP_CROSSINGS, STEP_RETURNS = 26, 71, 30
 """Most files of a whole sampled step of one weight, calls from one of them into another, and those of them into a file
 that the same part of the step has entered before."""
 SAMPLED = 2

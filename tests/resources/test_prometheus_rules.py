@@ -153,7 +153,7 @@ def test_every_metric_is_one_that_is_exported() -> None:
 
 def _server_metrics() -> set[str]:
     """Names that the heartbeat server writes."""
-    source = (ROOT / "probe" / "services" / "server" / "metrics.py").read_text("utf-8")
+    source = (ROOT / "probe" / "services" / "server" / "app.py").read_text("utf-8")
     return set(re.findall(r'"(probe_(?:server|job)_\w+)"', source))
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -11,15 +14,20 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch.optim import optimizer as base
 
 from probe.core.backend.call_stack import callers
 from probe.core.backend.optimizer_kinds import evaluating
 from probe.core.backend.protocols import Adam, Guard, Remove, Shard, StepListener
-from probe.core.door import Arguments, Around, FaultCounter, Hook, Traced, attempt
+from probe.core.door import Arguments, Around, FaultCounter, Hook, Traced, attempt, count
+from probe.core.faults import Faults
 from probe.core.records import Outcome
 from probe.pytorch.engines.homes import HIDDEN, HOMES, absent, piece
 from probe.pytorch.hook_handles import on_accumulated, on_own
 from probe.pytorch.loss_scale import on_scaled_step
+
+CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
+"""Module that makes the state of an optimizer by a step."""
 
 
 def knows(optimizer: Any) -> bool:
@@ -235,5 +243,69 @@ def updates() -> bool:
 def initializes_state(optimizer: Any) -> bool:
     """Return whether ``step`` is called to make the state that a checkpoint is about: by gradients and a rate of 0, in
     ``torch.distributed.checkpoint.state_dict`` (torch 2.4 to 2.13). That is no update of training."""
-    empty = not getattr(optimizer, "state", True)
-    return empty and any(frame.f_code.co_name == "_init_optim_state" for frame in callers())
+    if CHECKPOINTS not in sys.modules or getattr(optimizer, "state", True):
+        return False
+    return any(frame.f_code.co_name == "_init_optim_state" for frame in callers())
+
+
+class EveryStep:
+    """The listeners to the updates of all optimizers that inherit from torch's, behind one pair of hooks.
+
+    torch iterates over these hooks in each update, and a dropped monitor ends wherever garbage is collected: also in an
+    update of another optimizer, or on another thread meanwhile. So the hooks stay, without effect, if an update may be
+    under way as the last listener leaves.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[object, tuple[Callable[..., None], Callable[..., None], FaultCounter]] = {}
+        self._placed: list[Remove] = []
+        self._process = -1
+        """Process that has placed them: in a forked one they are without effect."""
+        self._updating = set[int]()
+        """Threads on which an update has begun, and has not ended; one that has raised, until the next one ends."""
+        self._initial = set[int]()
+        """Optimizers whose state is being made, by identity."""
+
+    def add(self, began: Callable[..., None], ended: Callable[..., None], faults: FaultCounter) -> Remove:
+        """Call ``began`` before and ``ended`` after each update; return a function that ends it."""
+        with ExitStack() as added:
+            added.callback(self._tidy)
+            added.callback(self._listeners.pop, key := object(), None)  # no interruption can come before that
+            self._listeners[key] = began, ended, faults
+            if not self._placed or self._process != os.getpid():
+                self._process = os.getpid()
+                before, after = (Hook(Faults(), "optimizer", function) for function in (self._before, self._after))
+                self._placed = [base.register_optimizer_step_pre_hook(before).remove]
+                self._placed.append(base.register_optimizer_step_post_hook(after).remove)
+            return added.pop_all().close
+
+    def _before(self, optimizer: Any, *arguments: object) -> None:
+        self._updating.add(threading.get_ident())
+        if initializes_state(optimizer):
+            self._initial.add(id(optimizer))
+            return
+        self._initial.discard(id(optimizer))
+        for began, _, faults in [*self._listeners.values()]:
+            try:
+                began(optimizer, *arguments)
+            except Exception as error:  # noqa: BLE001 - the other listeners are still called
+                count(faults, "optimizer", error)
+
+    def _after(self, optimizer: Any, *arguments: object) -> None:
+        for _, ended, faults in [*self._listeners.values()] if id(optimizer) not in self._initial else ():
+            try:
+                ended(optimizer, *arguments)
+            except Exception as error:  # noqa: BLE001 - the other listeners are still called
+                count(faults, "optimizer", error)
+        self._updating.discard(threading.get_ident())
+
+    def _tidy(self) -> None:
+        """Remove the hooks if nobody listens, and no update is under way."""
+        others = {thread.ident for thread in threading.enumerate() if thread is not threading.current_thread()}
+        if not self._listeners and others.isdisjoint(self._updating) and not updates():
+            while self._placed:
+                self._placed.pop()()
+
+
+on_every_step = EveryStep().add
+"""Call a function before and one after each update by an optimizer that inherits from torch's."""

@@ -5,18 +5,12 @@ The first engine that knows the optimizer is used; ``native`` knows every optimi
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.optim import optimizer as base
 
 from probe.core.backend.optimizer_kinds import bound_gradient, chooser, dispatched
-from probe.core.backend.protocols import Remove
-from probe.core.door import FaultCounter, Hook
-from probe.core.faults import Faults
 from probe.pytorch.engines import native
 from probe.pytorch.engines.engine import Optimizers
 from probe.pytorch.engines.table import ENGINES
@@ -70,69 +64,6 @@ def holds(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> boo
 def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
     """Return an empty mapping: rows have torch's own names."""
     return {}
-
-
-class EveryStep:
-    """The listeners to the updates of all optimizers that inherit from torch's, behind one pair of hooks.
-
-    torch iterates over these hooks in each update, and a dropped monitor ends wherever garbage is collected: also in an
-    update of another optimizer, or on another thread meanwhile. So listeners come and go in a tuple, and the hooks stay
-    without effect if an update may be under way as the last one leaves.
-    """
-
-    def __init__(self) -> None:
-        self._listeners: tuple[tuple[Hook, Hook], ...] = ()
-        self._placed: list[Remove] = []
-        self._updating = set[int]()
-        """Threads on which an update has begun, and has not ended; one that has raised, until the next one ends."""
-
-    def add(self, began: Hook, ended: Hook) -> Remove:
-        """Call ``began`` before and ``ended`` after each update; return a function that ends it."""
-        pair = began, ended
-        self._listeners += (pair,)
-        if not self._placed:
-            self._placed.append(base.register_optimizer_step_pre_hook(Hook(Faults(), "optimizer", self._before)).remove)
-            self._placed.append(base.register_optimizer_step_post_hook(Hook(Faults(), "optimizer", self._after)).remove)
-        return partial(self._leave, pair)
-
-    def _before(self, optimizer: Any, *arguments: object) -> None:
-        self._updating.add(threading.get_ident())
-        for began, _ in self._listeners:
-            began(optimizer, *arguments)
-
-    def _after(self, optimizer: Any, *arguments: object) -> None:
-        for _, ended in self._listeners:
-            ended(optimizer, *arguments)
-        self._updating.discard(threading.get_ident())
-
-    def _leave(self, pair: tuple[Hook, Hook]) -> None:
-        self._listeners = tuple(entry for entry in self._listeners if entry is not pair)
-        others = {thread.ident for thread in threading.enumerate() if thread is not threading.current_thread()}
-        if not self._listeners and others.isdisjoint(self._updating) and not native.updates():
-            while self._placed:
-                self._placed.pop()()
-
-
-EVERY_STEP = EveryStep()
-"""The listeners of this process."""
-
-
-def on_every_step(began: Callable[..., None], ended: Callable[..., None], faults: FaultCounter) -> Remove:
-    """Call ``began`` before and ``ended`` after each update by an optimizer that inherits from torch's."""
-    initial: set[int] = set()
-
-    def before(optimizer: Any, *arguments: object) -> None:
-        if native.initializes_state(optimizer):
-            initial.add(id(optimizer))
-            return
-        initial.discard(id(optimizer))
-        began(optimizer, *arguments)
-
-    def after(optimizer: Any, *arguments: object) -> None:
-        if id(optimizer) not in initial:
-            ended(optimizer, *arguments)
-
-    return EVERY_STEP.add(Hook(faults, "optimizer", before), Hook(faults, "optimizer", after))
 
 
 def made_steps(optimizer: Any) -> int:

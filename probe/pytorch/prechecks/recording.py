@@ -25,7 +25,7 @@ from probe.launch.model_search import ModelSearch, named
 from probe.launch.trial import end_process, write_trial
 from probe.pytorch import loss_scale, training_loop
 from probe.pytorch.dtensor import local
-from probe.pytorch.engines.steps import on_every_step
+from probe.pytorch.engines.native import on_every_step
 from probe.pytorch.finding import FINDER, WATCH
 from probe.pytorch.prechecks.calls import CallWatch
 from probe.pytorch.prechecks.causality import tried
