@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.language import Message, message
@@ -55,8 +55,8 @@ class FrozenNormDrifts(Oddity):
     by oversight, or to follow other data. Those of an average of the model have weights that are written."""
 
     kind_of_oddity = "frozen norms"
-    kind = "unusual"
-    grade = "note"
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
     name = "frozen-norm-drifts"
     title = "Frozen norms drift"
     why = "What was frozen computes something else after each batch."
