@@ -139,7 +139,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     programs = [f"{quick_python(*modules)} {name}.py" for name, modules in imported.items()]
     (folder / "all.sh").write_text(" && ".join(programs) + "\n")
     own = {key: value for key, value in os.environ.items() if key != "MONITOR_OUTPUT_DIR"} | {
-        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *map(require_version, PACKAGES.values())])),
+        "PYTHONPATH": os.pathsep.join(
+            map(str, [ROOT, *(require_version(package) for package, *_ in PACKAGES.values())])
+        ),
         "OMP_NUM_THREADS": "1",
         "GLOG_v": "4",
         "WANDB_MODE": "offline",

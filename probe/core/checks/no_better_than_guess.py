@@ -28,7 +28,7 @@ RISE, FALLEN = 1e-3, 0.1
 
 class NoBetterThanGuess(ChangeCheck):
     """Report a mean cross entropy that is no lower than the logarithm of the number of classes, which an even guess
-    gives, and that has not fallen in the latest hundred updates.
+    gives, and that has not fallen in the latest hundred updates, of a run in which it never was lower.
 
     It is judged after 120 updates, of a model of tokens after 1000, after as many as there are classes if these are
     more, and not in a warm-up. Losses of two or three classes, and those whose classes are the samples of the batch,
@@ -50,7 +50,7 @@ class NoBetterThanGuess(ChangeCheck):
         self._graph: object = None
         self._classes, self._factor, self._pattern, self._least = 0, math.nan, b"", UPDATES
         self._losses: deque[float] = deque(maxlen=2 * HALF)
-        self._updates, self._rate, self._highest, self._ended = 0, 0.0, 0.0, False
+        self._updates, self._since, self._rate, self._highest, self._ended = 0, -1, 0.0, 0.0, False
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
@@ -70,14 +70,18 @@ class NoBetterThanGuess(ChangeCheck):
         if not math.isfinite(loss) or not rate >= FALLEN * self._highest:
             return
         self._updates += 1
+        self._since = self._since if self._losses else facts.step
         self._losses.append(loss)
-        if self._updates < max(self._least, self._classes) or len(self._losses) < 2 * HALF:
+        if len(self._losses) < 2 * HALF:
             return
         self.judged = True
         earlier, later = [*islice(self._losses, HALF)], [*islice(self._losses, HALF, None)]
         guess, middle = math.log(self._classes), median(later)
+        if min(median(earlier), middle) < GUESS * guess:  # something was learnt, and what undoes that is another matter
+            self._ended = True
+            return
         error = math.sqrt((variance(earlier) + variance(later)) / HALF)
-        if middle < GUESS * guess or fmean(earlier) - fmean(later) > ERRORS * error:
+        if self._updates < max(self._least, self._classes) or fmean(earlier) - fmean(later) > ERRORS * error:
             return
         self._ended = True
         text = message(
@@ -87,7 +91,7 @@ class NoBetterThanGuess(ChangeCheck):
             guess=guess,
         )
         evidence = {"loss": middle, "guess": guess, "updates": self._updates}
-        yield self.finding(facts, facts.step - 2 * HALF + 1, text, evidence)
+        yield self.finding(facts, self._since, text, evidence)
 
     def _look(self, facts: UpdateFacts) -> None:
         """Take the number of classes of the loss, and the factor by which the root is its mean; a program with several
