@@ -8,7 +8,6 @@ runs, and what has hooks is not unpacked (:mod:`probe.pytorch.saved_tensors`).
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import re
 import time
@@ -20,13 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import FunctionCtx
-from torch.utils.data import SequentialSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from probe.core.checks.loss_calls import READ, Crossing, Form, LossCall, LossGraph, Regrouped, Relation, exchanges
 from probe.pytorch import operation_kinds, tensors
 from probe.pytorch.dtensor import PLAIN
 from probe.pytorch.modes import unseen
+from probe.pytorch.reached import reached
 from probe.pytorch.saved_tensors import saved
 
 SECONDS = 0.05
@@ -163,13 +162,15 @@ def kept_losses(models: Sequence[torch.nn.Module], root: torch.Tensor) -> dict[s
     return {name: node in nodes for name, node in makers.items()} if nodes else {}
 
 
+BEGUN: weakref.WeakValueDictionary[int, Sampler[Any]] = weakref.WeakValueDictionary()
+"""Samplers of loaders that have begun to be read since something has listened, by identity."""
+
+
 def in_order() -> bool:
-    """Return whether all loaders that are iterated now read their samples in their order."""
-    samplers = [
-        getattr(thing._index_sampler, "sampler", thing._index_sampler)
-        for thing in gc.get_objects()
-        if issubclass(type(thing), _BaseDataLoaderIter) and hasattr(thing, "_index_sampler")
-    ]
+    """Return whether all loaders of the program read their samples in their order."""
+    loaders = (vars(thing) for thing in reached() if issubclass(type(thing), DataLoader))
+    samplers = [getattr(loader.get("batch_sampler"), "sampler", loader.get("sampler")) for loader in loaders]
+    samplers += BEGUN.values()
     return bool(samplers) and all(type(sampler) is SequentialSampler for sampler in samplers)
 
 

@@ -3,24 +3,17 @@ written without effect. No code of the user's runs, and nothing waits for a devi
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-import probe
-from probe.core.backend.call_stack import callers
 from probe.pytorch import tensors
 from probe.pytorch.dtensor import PLAIN
 from probe.pytorch.modes import unseen
+from probe.pytorch.reached import reached
 
 Oddities = Mapping[str, tuple[str, ...]]
 MOMENTUM = 0.9
@@ -31,12 +24,6 @@ REFERENCES = 3
 """Parameters of which copies are looked for."""
 MOST_COPIES, MOST_ELEMENTS = 32, 1 << 16
 """Copies of each, and elements of one, that are looked at."""
-MOST_OBJECTS, MOST_INSIDE = 20_000, 1000
-"""Objects among which copies are looked for, and of one container."""
-CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, tuple, deque})
-HEAP_TYPE = 1 << 9
-"""Flag of classes that Python code has made."""
-OURS = str(Path(probe.__file__).parent)
 WRITES = 5
 """Number of writes between two looks from which on a copy is written with each update."""
 
@@ -130,11 +117,10 @@ def _copies(owned: Sequence[Any], names: Mapping[int, str], optimizer: Any) -> I
     places = {tuple(parameter.shape): names[id(parameter)] for parameter in some[:REFERENCES]}
     states = (value for state in getattr(optimizer, "state", {}).values() for value in state.values())
     parts = {*map(id, owned), *(id(p.grad) for p in owned), *map(id, states)}
-    counts, known = dict.fromkeys(places, 0), set[int]()
-    for thing in _reached() if places else ():
-        if id(thing) in known or id(thing) in parts or thing.requires_grad or not thing.is_floating_point():
+    counts = dict.fromkeys(places, 0)
+    for thing in reached() if places else ():
+        if type(thing) not in PLAIN or id(thing) in parts or thing.requires_grad or not thing.is_floating_point():
             continue
-        known.add(id(thing))
         shape = tuple(thing.shape)
         if shape not in places or thing.layout is not torch.strided or thing.is_inference():
             continue
@@ -143,31 +129,6 @@ def _copies(owned: Sequence[Any], names: Mapping[int, str], optimizer: Any) -> I
             counts[shape] += 1
             wait = tensors.to_host([tensors.moments([thing], ("sum", "sumsq"), 0.0)])
             yield _Copy(weakref.ref(thing), places[shape], thing._version, wait)
-
-
-def _reached() -> Iterator[torch.Tensor]:
-    """Yield the tensors that variables of the program lead to: of the functions that are running, and of the script.
-
-    The garbage collector knows them all, but whoever holds its list breaks tuples that other threads are filling.
-    """
-    waiting = deque[Any](frame.f_locals for frame in callers() if not frame.f_code.co_filename.startswith(OURS))
-    waiting.append(vars(sys.modules["__main__"]))
-    met = set[int]()
-    while waiting and len(met) < MOST_OBJECTS:
-        thing = waiting.popleft()
-        if id(thing) in met:
-            continue
-        met.add(id(thing))
-        kind = type(thing)
-        if kind in PLAIN:
-            yield thing
-        elif issubclass(kind, Mapping) and kind in CONTAINERS:
-            waiting.extend(islice(tuple(thing.values()), MOST_INSIDE))
-        elif kind in CONTAINERS:
-            waiting.extend(islice(tuple(thing), MOST_INSIDE))
-        elif not issubclass(kind, (type, ModuleType)) and kind.__flags__ & HEAP_TYPE:
-            with suppress(AttributeError):
-                waiting.append(object.__getattribute__(thing, "__dict__"))
 
 
 def _staying(pairs: Sequence[tuple[_Copy, _Copy]]) -> Iterator[str]:

@@ -34,7 +34,7 @@ from probe.pytorch.engines import steps
 from probe.pytorch.engines.fsdp1 import is_flat
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
 from probe.pytorch.host_moments import Array, host_place
-from probe.pytorch.loss_graphs import kept_losses, loss_graph  # noqa: F401 - functions of the protocol
+from probe.pytorch.loss_graphs import BEGUN, kept_losses, loss_graph  # noqa: F401 - functions of the protocol
 from probe.pytorch.oddities import oddities  # noqa: F401 - a function of the protocol
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
 
@@ -354,7 +354,9 @@ def _loaded(
 
 
 def _begun(noted: Callable[[str, Any], None], loader: Any, *_: Any, **__: Any) -> None:
-    """Note a beginning of a loader whose first batch is the same each time, and has others behind it."""
+    """Note a sampler, and a beginning of a loader whose first batch is the same each time, with others behind it."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    BEGUN[id(sampler)] = sampler
     if torch.is_grad_enabled() and type(loader.sampler) is SequentialSampler and len(loader) > 1:
         noted("begins again", None)
 
