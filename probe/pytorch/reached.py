@@ -29,7 +29,7 @@ OURS = str(Path(probe.__file__).parent)
 def reached() -> Iterator[Any]:
     """Yield objects that the variables of the functions that are running on this thread lead to, and those of the
     script, the nearest first. No code of the user's runs."""
-    waiting = deque[Any](frame.f_locals for frame in callers() if not frame.f_code.co_filename.startswith(OURS))
+    waiting = deque[Any](dict(frame.f_locals) for frame in callers() if not frame.f_code.co_filename.startswith(OURS))
     waiting.append(vars(sys.modules["__main__"]))
     met = set[int]()
     while waiting and len(met) < MOST_OBJECTS:
