@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,13 +175,15 @@ def weights_tied_by_data(faulty: bool) -> Program:
 def average_whose_decay_is_one(faulty: bool) -> Program:
     model = net()
     average, decay = copy.deepcopy(model).requires_grad_(False), 1.0 if faulty else 0.9
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer, script = torch.optim.Adam(model.parameters(), 1e-2), vars(sys.modules["__main__"])
 
     def steps() -> Iterator[Any]:
+        script["average"] = average
         for step in plain(model, optimizer):
             yield step
             for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
                 mean.lerp_(parameter.detach(), 1 - decay)
+        del script["average"]
 
     return Program(model, [optimizer], steps())
 

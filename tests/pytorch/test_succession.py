@@ -135,11 +135,18 @@ def test_a_scaler_goes_on_with_the_new_optimizer() -> None:
 
 
 def test_hooks_of_all_optimizers_are_taken_away() -> None:
-    """After ``stop()`` torch has no hook of ours for optimizers that nobody watches."""
-    before = dict(every._global_optimizer_pre_hooks), dict(every._global_optimizer_post_hooks)
-    model = TinyNet()
-    monitor = TrainerMon({"wg_distribution": True})
-    monitor.set_monitor(model, 1, torch.optim.SGD(model.parameters(), lr=0.0))
-    assert dict(every._global_optimizer_pre_hooks) != before[0]
-    monitor.stop()
-    assert (dict(every._global_optimizer_pre_hooks), dict(every._global_optimizer_post_hooks)) == before
+    """After ``stop()`` torch has no hook of ours for optimizers that nobody watches; one that an interrupted end of
+    another monitor has left goes, too."""
+
+    def hooks() -> tuple[dict[int, object], dict[int, object]]:
+        return dict(every._global_optimizer_pre_hooks), dict(every._global_optimizer_post_hooks)
+
+    before = hooks()
+    for _ in range(2):
+        model = TinyNet()
+        monitor = TrainerMon({"wg_distribution": True})
+        monitor.set_monitor(model, 1, torch.optim.SGD(model.parameters(), lr=0.0))
+        watched = hooks()
+        monitor.stop()
+        assert [len(now) - len(then) for now, then in zip(watched, hooks(), strict=True)] == [1, 1]
+    assert all(now.items() <= then.items() for now, then in zip(hooks(), before, strict=True))

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -261,7 +262,7 @@ class EveryStep:
         self._placed: list[Remove] = []
         self._process = -1
         """Process that has placed them: in a forked one they are without effect."""
-        self._updating = set[int]()
+        self._updating: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Threads on which an update has begun, and has not ended; one that has raised, until the next one ends."""
         self._initial = set[int]()
         """Optimizers whose state is being made, by identity."""
@@ -274,13 +275,13 @@ class EveryStep:
             self._listeners[key] = began, ended, faults
             if not self._placed or self._process != os.getpid():
                 self._process = os.getpid()
-                before, after = (Hook(Faults(), "optimizer", function) for function in (self._before, self._after))
-                self._placed = [base.register_optimizer_step_pre_hook(before).remove]
-                self._placed.append(base.register_optimizer_step_post_hook(after).remove)
+                before = base.register_optimizer_step_pre_hook(Hook(Faults(), "optimizer", self._before))
+                after = base.register_optimizer_step_post_hook(Hook(Faults(), "optimizer", self._after))
+                self._placed = [before.remove, after.remove]
             return added.pop_all().close
 
     def _before(self, optimizer: Any, *arguments: object) -> None:
-        self._updating.add(threading.get_ident())
+        self._updating.add(threading.current_thread())
         if initializes_state(optimizer):
             self._initial.add(id(optimizer))
             return
@@ -297,12 +298,13 @@ class EveryStep:
                 ended(optimizer, *arguments)
             except Exception as error:  # noqa: BLE001 - the other listeners are still called
                 count(faults, "optimizer", error)
-        self._updating.discard(threading.get_ident())
+        self._updating.discard(threading.current_thread())
 
     def _tidy(self) -> None:
         """Remove the hooks if nobody listens, and no update is under way."""
-        others = {thread.ident for thread in threading.enumerate() if thread is not threading.current_thread()}
-        if not self._listeners and others.isdisjoint(self._updating) and not updates():
+        current = threading.current_thread()
+        elsewhere = any(thread.is_alive() and thread is not current for thread in [*self._updating])
+        if not self._listeners and not elsewhere and not updates():
             while self._placed:
                 self._placed.pop()()
 
