@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 
+from probe.core.faults import Faults
 from probe.pytorch import TrainerMon
+from probe.pytorch.engines.native import EveryStep
 from tests.required import require
 
 torch = require("torch")
@@ -54,3 +57,19 @@ def test_a_monitor_that_is_dropped_in_an_update_of_another_optimizer_leaves_its_
     update(model, optimizer)
     monitor.stop()
     assert len(base._global_optimizer_post_hooks) == before
+
+
+def test_a_forked_process_hears_its_own_listeners_alone() -> None:
+    """Those of its parent have no run there."""
+    every, calls = EveryStep(), list[str]()
+    remove = every.add(lambda *_: calls.append("parent"), lambda *_: None, Faults())
+    model, optimizer = trained()
+    pid = os.fork()
+    if not pid:
+        every.add(lambda *_: calls.append("child"), lambda *_: None, Faults())
+        update(model, optimizer)
+        os._exit(calls != ["child"])
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    update(model, optimizer)
+    remove()
+    assert calls == ["parent"]

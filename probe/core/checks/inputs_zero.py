@@ -68,11 +68,11 @@ class InputsZero(ChangeCheck):
         self._since = np.where(zero & (self._zero == 0), facts.step, self._since)
         self._zero = np.where(zero, self._zero + 1, 0)
         self._pattern = b"" if zero.any() else update.pattern
-        ended = (self._zero == SOON) & (self._lived >= ALWAYS)
-        if ended.any():
-            names = [name for name, module in zip(facts.names, self._module, strict=True) if ended[module]]
+        starved = (self._zero == SOON) & (self._lived >= ALWAYS)
+        if starved.any():
+            names = [name for name, module in zip(facts.names, self._module, strict=True) if starved[module]]
             where = ancestors(names, facts.names)
-            since = int(self._since[ended].min())
+            since = int(self._since[starved].min())
             text = message(
                 "the inputs of {places} are all 0 in {updates} updates in a row, and were not so before step {since}: "
                 "the gradients of its weights are exactly 0, those of its bias are not",
@@ -80,7 +80,7 @@ class InputsZero(ChangeCheck):
                 updates=SOON,
                 since=since,
             )
-            yield self.finding(facts, since, text, {"modules": int(ended.sum()), "updates": SOON}, where)
+            yield self.finding(facts, since, text, {"modules": int(starved.sum()), "updates": SOON}, where)
 
     def _any(self, mask: Mask) -> Mask:
         """Return for each module whether any of its parameters is chosen."""

@@ -269,15 +269,18 @@ class EveryStep:
 
     def add(self, began: Callable[..., None], ended: Callable[..., None], faults: FaultCounter) -> Remove:
         """Call ``began`` before and ``ended`` after each update; return a function that ends it."""
+        if self._process != os.getpid():  # what a parent has placed is without effect here
+            self._process = os.getpid()
+            self._listeners.clear()
+            self._placed.clear()
         with ExitStack() as added:
             added.callback(self._tidy)
             added.callback(self._listeners.pop, key := object(), None)  # no interruption can come before that
             self._listeners[key] = began, ended, faults
-            if not self._placed or self._process != os.getpid():
-                self._process = os.getpid()
+            if not self._placed:
                 before = base.register_optimizer_step_pre_hook(Hook(Faults(), "optimizer", self._before))
                 after = base.register_optimizer_step_post_hook(Hook(Faults(), "optimizer", self._after))
-                self._placed = [before.remove, after.remove]
+                self._placed += [before.remove, after.remove]
             return added.pop_all().close
 
     def _before(self, optimizer: Any, *arguments: object) -> None:
