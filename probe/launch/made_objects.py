@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from probe.core.backend.live_objects import instances
 from probe.core.door import attempt, compiling, passage, replace
 from probe.launch import compilers
 from probe.launch.failures import FAILURES, unwatched
@@ -157,5 +157,5 @@ def _ended(framework: ModuleType, process: int) -> None:
 
 
 def _report_gradients(parameter: type) -> None:
-    if any(parameter in type(thing).__mro__ and thing.grad is not None for thing in gc.get_objects()):
+    if any(made.grad is not None for made in instances(parameter)):
         unwatched(NO_OPTIMIZER)

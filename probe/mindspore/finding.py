@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mindspore import nn
 
+from probe.core.backend.live_objects import instances
 from probe.core.door import Remove, replace
 from probe.launch.watch import ScriptWatch
 from probe.mindspore import hooks
@@ -33,8 +33,7 @@ class CellFinder:
         return hooks.owned(optimizer)
 
     def models(self) -> list[Any]:
-        found = (each for each in gc.get_objects() if issubclass(type(each), nn.Cell))
-        return [each for each in found if not isinstance(each, nn.Optimizer)]
+        return [cell for cell in instances(nn.Cell) if not isinstance(cell, nn.Optimizer)]
 
     def chosen(self, model: Any, wanted: frozenset[int], parents: Callable[[Any], list[Any]]) -> Any:  # noqa: ARG002
         """Return the network inside cells that hold it beside its optimizer or its loss."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -13,6 +12,7 @@ import torch._dynamo
 from torch._dynamo.variables import nn_module
 from torch.optim import optimizer as base
 
+from probe.core.backend.live_objects import instances
 from probe.core.door import Remove, passage, replace
 from probe.core.faults import Faults
 from probe.launch.watch import ScriptWatch
@@ -41,7 +41,7 @@ class TorchFinder:
         return hooks.owned(parallel.acting(optimizer))
 
     def models(self) -> list[Any]:
-        return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+        return instances(torch.nn.Module)
 
     def chosen(
         self,
@@ -102,8 +102,7 @@ def _wraps(wrapper: torch.nn.Module, model: torch.nn.Module) -> bool:
 
 def optimizers() -> list[torch.optim.Optimizer]:
     """Return all optimizers of the process; not those that only pass calls on to one, such as Accelerate's."""
-    things = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer))
-    return [thing for thing in things if "defaults" in vars(thing)]
+    return [optimizer for optimizer in instances(torch.optim.Optimizer) if "defaults" in vars(optimizer)]
 
 
 def can_listen() -> bool:

@@ -1,8 +1,4 @@
-"""Objects that variables of the program lead to.
-
-The garbage collector knows them all, but whoever holds its list breaks tuples that other threads are filling: CPython
-resizes these, and raises SystemError if anybody else has a reference (3.11).
-"""
+"""Objects that variables of the program lead to."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 import weakref
@@ -15,6 +14,7 @@ from typing import Any
 
 from torch.optim import lr_scheduler
 
+from probe.core.backend.live_objects import instances
 from probe.core.prechecks.schedules import ahead
 from probe.core.prechecks.trial import ScheduleFacts
 from probe.launch.made_objects import note_made
@@ -93,8 +93,7 @@ def _is_prepared(schedule: Any) -> bool:
     module = sys.modules.get("accelerate.scheduler")
     if module is None:
         return False
-    holders: list[Any] = [thing for thing in gc.get_objects() if type(thing) is module.AcceleratedScheduler]
-    return any(holder.scheduler is schedule for holder in holders)
+    return any(holder.scheduler is schedule for holder in instances(module.AcceleratedScheduler))
 
 
 def _end(schedule: Any, planned: Mapping[str, int], times: int) -> tuple[int, str]:

@@ -5,12 +5,12 @@ For the places of gradients and state see :mod:`probe.pytorch.engines.deepspeed.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from probe.core.backend.live_objects import instances
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
 from probe.core.door import attempt
 from probe.core.records import Outcome
@@ -37,14 +37,12 @@ def around(optimizer: Any) -> Any:
 
 
 def _holders(optimizer: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
-    """Yield DeepSpeed's optimizers that hold ``optimizer``, from all objects of the process, once at attachment.
+    """Return DeepSpeed's optimizers that hold ``optimizer``, from all objects of the process, once at attachment.
 
     A user may pass the optimizer that DeepSpeed has wrapped. The only reference is from the wrapper to that optimizer,
     and DeepSpeed keeps no list of its engines (0.16.9 to 0.19.8; no upstream issue is known).
     """
-    for thing in gc.get_objects():
-        if issubclass(type(thing), kinds) and vars(thing).get("optimizer") is optimizer:
-            yield thing
+    return (holder for holder in instances(*kinds) if vars(holder).get("optimizer") is optimizer)
 
 
 def check(optimizer: Any) -> None:
