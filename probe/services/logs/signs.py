@@ -49,7 +49,8 @@ BROKEN = (
 FAILED = rb"\b[^|]{0,160}\b" + BROKEN
 LINKS = (
     rb"[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|all_?reduce|"
-    rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket"
+    rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket|deep_?ep|nvshmem\w{0,4}|"
+    rb"ib(?:rc|gda|verbs|v_\w{4,24})|rdma|infiniband|roce"
 )
 DEVICES = rb"[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|nvlink|"
 DEVICES += (
@@ -65,10 +66,10 @@ LAST, OF_ERROR = "last", "error"
 ERROR, or that begin as one, that anything about a part of the system has."""
 BEGINS = Expression(
     rb"(?:^|[\]):-] )\W{0,4}(?:fail(?:ed|ure) (?:to|in|on|at)|(?:fatal )?error:|fatal:|unable to|could not|"
-    rb"exception in|(?:\w{1,24} )?exception raised) "
+    rb"exception in|(?:\w{1,24} )?exception raised) |\bfailed(?:[:,!)]|\s{0,4}$)"
 )
-"""Begin of a message about an error, in a line without a level."""
-ERRORS = "error, exception, fatal, critical, failed to, failure, unable to, could not"
+"""Begin of a message about an error, in a line without a level, or the end of one."""
+ERRORS = "error, exception, fatal, critical,  failed, failed to, failure, unable to, could not"
 FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
 ASCEND = ", ".join(FAMILIES)
 """Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
@@ -268,7 +269,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bcudaerror(?:[a-lo-z]|m[^e]|no[^t])[a-z]{3,40}\b|\be[a-hk-z1-9]\d{4} the error from device\(",
         rb"\bcuda_error_(?:[a-mo-z]|n[^o]|not_[^r]|no_b)\w{2,40}\b|\bhsa_status_error_\w{3,40}",
         rb"\bunexpected error from cuda|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, alloc_failed
-        rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60}(?:\(.{0,80}\))? (?:error|failed)",
+        rb"\b(?:acl|rts?|drv|cuda|cu(?:dnn|blas|solver|sparse|fft)|hip|nvml)[a-z_]\w{2,60}(?:\(.{0,80}\))? (?:error|failed)",
         rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
         rb"couldn't communicate with the nvidia driver",
         CODE % rb"[a-hk-z1-9]\d{4}",
@@ -362,7 +363,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error high gpu " + OF_ERROR,
         ERRORS,
-        rb"\[(?:error|critical)\] ?(?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
+        rb"\[(?:error|critical)\] ?(?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl|op|app|tsch|dvpp|atb)\(",
         rb"\b(?:" + DEVICES + rb")" + FAILED,
     ),
     _sign(
