@@ -13,7 +13,7 @@ LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
     "loss": "loss, lm loss, tot loss, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
-    "cost, learn, cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
+    "cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "objective": "objf, objective function",
     "learning_rate": "learning rate",
     "accuracy": "accuracy, acc",
@@ -168,7 +168,7 @@ def named(name: str) -> str:
 
 def _of_scope(scope: str, name: str) -> str:
     """Return our name for the ``name`` of a part of the program, as ``loss`` of ``train/loss``."""
-    first = scope.partition("/")[0]
+    first = scope.removeprefix("metrics/").partition("/")[0]
     if first.startswith("timing"):
         return "step_time" if name == "step" else named(name)
     if first in HELD_OUT:

@@ -54,7 +54,7 @@ LINKS = (
 )
 DEVICES = rb"[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|nvlink|"
 DEVICES += (
-    rb"habana\w{0,4}|hpu|synapse|dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}|nvrm|accelerator|graph compil\w{1,5}"
+    rb"habana\w{0,4}|hpu|synapse|dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}|nvrm|pcie\w{0,4}|accelerator|graph compil\w{1,5}"
 )
 DRIVERS = rb"nvrm|amdgpu|habanalabs"
 """Modules of the kernel whose messages state no level."""
