@@ -52,9 +52,9 @@ LINKS = (
     rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket|deep_?ep|nvshmem\w{0,4}|"
     rb"ib(?:rc|gda|verbs|v_\w{4,24})|rdma|infiniband|roce"
 )
-DEVICES = rb"[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|nvlink|"
+DEVICES = rb"[gnthx]pu\d{0,4}|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|nvlink|"
 DEVICES += (
-    rb"habana\w{0,4}|hpu|synapse|dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}|nvrm|pcie\w{0,4}|accelerator|graph compil\w{1,5}"
+    rb"habana\w{0,4}|hpu|synapse|dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}|nvrm|pcie\w{0,4}|nvswitch|neuron\w{0,8}|accelerator|graph compil\w{1,5}"
 )
 DRIVERS = rb"nvrm|amdgpu|habanalabs"
 """Modules of the kernel whose messages state no level."""
@@ -66,9 +66,10 @@ LAST, OF_ERROR = "last", "error"
 ERROR, or that begin as one, that anything about a part of the system has."""
 BEGINS = Expression(
     rb"(?:^|[\]):-] )\W{0,4}(?:fail(?:ed|ure) (?:to|in|on|at)|(?:fatal )?error:|fatal:|unable to|could not|"
-    rb"exception in|(?:\w{1,24} )?exception raised) |\bfailed(?:[:,!)]|\s{0,4}$)"
+    rb"exception in|(?:\w{1,24} )?exception raised) |\bfailed(?:[:,!)]| (?:on|with) |\s{0,4}$)|"
+    rb"\b(?:internal|unavailable|aborted|deadline_exceeded|data_loss|failed_precondition): "
 )
-"""Begin of a message about an error, in a line without a level, or the end of one."""
+"""Begin of a message about an error, in a line without a level, or the end of one; the codes of gRPC."""
 ERRORS = "error, exception, fatal, critical,  failed, failed to, failure, unable to, could not"
 FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
 ASCEND = ", ".join(FAMILIES)
@@ -278,7 +279,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bsynstatus[ =:]{1,3}[1-9]",
         rb"\blaunch kernel failed\b|\bdevice error: |\binner error is reported\b",
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
-        rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
+        rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)s?\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b|\bdevice recovery failed\b",
         rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive)\b",
@@ -375,8 +376,9 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "process_failed high launcher " + LAST,
-        "terminate called, fatal python error, : line ,  failed, has died, has crashed, was killed",
+        "terminate called, fatal python error, process exited, : line ,  failed, has died, has crashed, was killed",
         rb"\bterminate called after throwing\b",
+        rb"\bprocess exited, code=(?:killed|dumped|exited, status=[1-9])|: failed with result '",
         rb"\bfatal python error: ",
         rb"\b(?:" + PROCESSES + rb")(?:[ :#-]\S{1,48})? (?:has |was |is |had |been ){0,2}(?:failed|killed|crashed|died)"
         rb"(?:$|\W{1,2}(?:$|[^t ]))",
