@@ -53,7 +53,7 @@ FIELD = Expression(
     rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*@-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
 the separator after it, which may be a line of a frame."""
@@ -71,14 +71,11 @@ EPOCH = Expression(
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
-GLUED = Expression(rb"(?:^|[ (\[>])epoch(\d{1,6})(?:$|[ ,;:)\]])")
-GLUED_STEP = Expression(rb"[ (\[>](?:iteration|iter|step)(\d{1,9})(?:$|[ ,;:)\]])")
-"""Count at its name: ``start train epoch1``."""
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
 """Count before its name: ``finished 120 iterations``."""
 """Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
-SECTION = Expression(rb"[,;] {0,2}\[([a-z_]{2,16})\] ")
-"""Begin of the fields of other data: ``, [valid] loss=1.8``."""
+SECTION = Expression(rb"[|,;] {0,2}\[?([a-z]{2,10})[\]:] {1,2}[a-z_]{0,8}loss")
+"""Begin of the fields of other data: ``, [valid] loss=1.8``, ``| val: loss=1.8``."""
 RATE = Expression(
     rb"(" + NUMBER + rb")([kKMB]?) ?(?:(tok|tokens|words|samples|examples|images|imgs?|it|iters?|steps?)/s|"
     rb"(ms|us|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
@@ -165,9 +162,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         if b"epoch" in low or b"train" in low or b": [" in low:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
             _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
-            _counts(GLUED, ("epoch",), low, metrics)
-            _counts(GLUED_STEP, ("step",), low, metrics)
-        _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
+        _fields(_of_training(line, metrics) if b"al" in line or b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
     _settle(metrics, low)
@@ -181,9 +176,10 @@ def _of_training(line: bytes, metrics: Metrics) -> bytes:
     begins = [found for found in SECTION.finditer(line) if found.group(1).decode() in HELD_OUT]
     for found in begins:
         inner: Metrics = {}
-        _fields(line[found.end() :].partition(b" [")[0], inner)
+        _fields(line[found.end(1) + 1 :].partition(b" [")[0], inner)
         if "loss" in inner:
             metrics[HELD_OUT[found.group(1).decode()]] = inner["loss"]
+        metrics |= {name: inner[name] for name in COUNTERS & inner.keys()}
     return line[: begins[0].start()] if begins else line
 
 
@@ -404,8 +400,8 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if name.endswith((" is", " to")):
             name, sign = CHANGED.sub("", name[:-3]), b"is"
         known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
-        if not known and loss_before:
-            known = HELD_OUT.get(name.lower(), "")
+        if unit.lower() in HELD_OUT or (not known and loss_before):
+            known = HELD_OUT.get(unit.lower() or name.lower(), "") if known in ("", "loss") else ""
         loss_before = known == "loss"
         if (
             not known

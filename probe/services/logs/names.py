@@ -22,7 +22,7 @@ WORDS = {
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
-    "global iteration, training iteration, num updates, train num updates, updates, n updates, nupdates, itn, "
+    "global iteration, training iteration, iter num, num updates, train num updates, updates, n updates, nupdates, itn, "
     "total train updates, "
     "current steps, current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
