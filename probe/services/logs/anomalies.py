@@ -41,7 +41,8 @@ SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; |\): ")
 """Begin of a sentence; some messages leave out the space before it."""
 FRAME = Expression(
     rb"^(?:[^\s]{0,24}:?\s{1,8})?(?:file \"[^\"]{1,400}\", line \d{1,9}|\s{0,64}raise [a-z_][\w.]{0,80}\(|"
-    rb"\s{0,64}(?:possible causes?|solutions?|hint|suggestion): |\s{0,64}assert |#\d{1,4}:? \w{1,80} from /|frame #\d{1,4}: )"
+    rb"\s{0,64}(?:possible causes?|solutions?|hint|suggestion): |\s{0,64}assert |#\d{1,4}:? \w{1,80} from /|"
+    rb"frame #\d{1,4}: )"
 )
 """Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end. And
 that of advice below an error."""

@@ -22,8 +22,8 @@ WORDS = {
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
-    "global iteration, training iteration, iter num, num updates, train num updates, updates, n updates, nupdates, itn, "
-    "total train updates, "
+    "global iteration, training iteration, iter num, num updates, train num updates, updates, n updates, nupdates, "
+    "itn, total train updates, "
     "current steps, current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
@@ -68,7 +68,10 @@ SPELLINGS = tuple(
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
         (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),
         (r"^(grad norm) 0$|^[bft][fp]\d{1,2} (mfu)$", r"\1\2"),
-        (r"^(?:(?:optim|pg|group)0[ /])?lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
+        (
+            r"^(?:(?:optim|pg|group)0[ /])?lr(?:[ /]?(?:(?:param )?group|pg)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$",
+            "learning rate",
+        ),
     )
 )
 """Spellings of units and of the rate of the first group of parameters, and the one in :data:`WORDS`."""

@@ -36,7 +36,8 @@ CHANGED = Expression(
 )
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
 ABOUT = Expression(
-    rb"(?i)\b(loss|accuracy|objective function)( (?:for |at |over |after |during |of (?:epoch|step|iter|batch))[^.:;=|,]{1,80}?)"
+    rb"(?i)\b(loss|accuracy|objective function)"
+    rb"( (?:for |at |over |after |during |of (?:epoch|step|iter|batch))[^.:;=|,]{1,80}?)"
     rb"(?: is| -|:| =) {0,4}(" + NUMBER + rb")(?:$|[^\w.:/-]|[.](?:$|\s))"
 )
 """Sentence about a number: ``objective function for minibatches 40-49 is -3.5``, ``loss at step 100: 1.5``."""
@@ -49,7 +50,8 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
 GLUED = Expression(
-    rb"(?i)(^|[ (\[>,])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)[-_]?(\d{1,9})(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|)\]])"
+    rb"(?i)(^|[ (\[>,])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)[-_]?(\d{1,9})"
+    rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|)\]])"
 )
 """Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``."""
 NAMED = Expression(rb"(\d) ([A-Za-z]{1,10}/s(?:ec)?|it|s|min)(=|: {0,4}[-\d.])")
@@ -98,9 +100,14 @@ def with_plain_numbers(line: bytes) -> bytes:
 
 
 def _separated(line: bytes) -> bytes:
-    """Return a line without the quotes of a printed text, with a blank behind a number that runs into a message."""
+    """Return a line without the quotes of a printed text, with a blank where a name, a number and a message run into
+    each other."""
     if b'] "' in line:
         line = PRINTED.replace(line, rb"\1")
+    if b"/s" in line or b" it" in line or b" s=" in line:
+        line = NAMED.replace(line, rb"\1, \2\3")
+    if b"poch" in line or (b"loss" in line and (b"ep" in line or b"iter" in line)):
+        line = GLUED.replace(line, rb"\1\2 \3 \4 \5\6")
     if b"epochs" in line:
         line = FRACTION.replace(line, rb"epoch\1")
     if b" - " in line and b"loss: " in line:
@@ -110,8 +117,6 @@ def _separated(line: bytes) -> bytes:
 
 def _ordered(line: bytes) -> bytes:
     """Return a line in which each name stands before its number, with a sign between them, and is written out."""
-    if b"/s" in line or b" it" in line or b" s=" in line:
-        line = NAMED.replace(line, rb"\1, \2\3")
     if b"  = " in line:
         line = PADDED.replace(line, b" = ")
     if b"from " in line:
@@ -120,8 +125,6 @@ def _ordered(line: bytes) -> bytes:
         line = ABOUT.replace(line, rb"\1: \3\2")
     if b"poch" in line and (b"ime " in line or b" took" in line):
         line = OF_EPOCH.replace(line, rb"epoch\1\2 time: ")
-    if b"poch" in line or (b"loss" in line and (b"ep" in line or b"iter" in line)):
-        line = GLUED.replace(line, rb"\1\2: \3  \4 \5 \6")
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
