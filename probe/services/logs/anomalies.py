@@ -49,7 +49,8 @@ that of advice below an error."""
 COMMENTS = (b"# ", b"//")
 """Begin of a comment, in a source or a configuration that is printed."""
 AFTER = Expression(
-    rb"^[^.]{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
+    rb"^[^.]{0,2}[ _-]?(?:to (?:fit|schedule)|"
+    rb"detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
     rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|0(?:[.]0{1,6})?|[:=] ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""

@@ -110,7 +110,7 @@ HELD_OUT = {
 }
 OTHERWISE = frozenset(
     {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
-    | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
+    | {"remaining", "elapsed", "every", "per", "job", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
     | {"accumulation", "logging", "prompt", "generation"}
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""

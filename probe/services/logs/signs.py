@@ -264,7 +264,9 @@ SIGNS: tuple[Sign, ...] = (
         "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, assertion `, "
         "illegal memory access, launch failure, misaligned address, cuda_error_, error from cuda, cuda failure, "
         "cudaerror, error from device, device error, inner error, _status_, synstatus, initialization failed, "
-        "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
+        "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, "
+        "aicpu, ai cpu, vector core, cube core, kernel task, internal task, "
+        "task scheduler, hardware execution,  occur, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, stream failed, gpu reset begin, "
         "halted unexpectedly, amdgpu, nvrm: , habanalabs, "
         "device recovery, " + ASCEND,
@@ -276,7 +278,9 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bunexpected error from cuda|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, alloc_failed
         rb"\b(?:acl|rts?|drv|cuda|cu(?:dnn|blas|solver|sparse|fft)|hip|nvml)[a-z_]\w{2,60}(?:\(.{0,80}\))? "
         rb"(?:error|failed)",
-        rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
+        rb"\b(?:ai ?core|ai ?cpu|(?:vector|cube) core|(?:kernel|internal) task|task scheduler|hardware execution)\b"
+        rb"[^|]{0,24}\b(?:errors?|exceptions?|fail(?:ed|s)|abnormal|time[sd]? ?out|loses)\b",
+        rb"\b(?:error|exception) occur\w{1,4} [^|]{0,40}\b(?:ge|runtime|driver|drv|ai ?cpu|\w{2,6} ?core|task)\b",
         rb"couldn't communicate with the nvidia driver",
         CODE % rb"[a-hk-z1-9]\d{4}",
         rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|unknown|\[)",
@@ -287,7 +291,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)s?\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b|\bdevice recovery failed\b",
-        rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive)\b",
+        rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive|error,)",
         rb"\b(?:error code|runtime result|failed)(?: is)? ?[:=]? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
