@@ -14,7 +14,7 @@ from typing import Any
 from probe.services.logs.expressions import Expression
 from probe.services.logs.metrics import TOTALS, Metrics
 from probe.services.logs.names import COUNTERS, OTHERWISE
-from probe.services.logs.signs import BEGINS, FACTS, LAST, OF_ERROR, SIGNS, Sign
+from probe.services.logs.signs import BEGINS, CODES, FACTS, LAST, OF_ERROR, SIGNS, Sign
 from probe.services.logs.tables import Columns, columns_of, row_of
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
@@ -81,6 +81,7 @@ LASTING = 10
 """Lines in a row with NaN gradients from which a loss scaler, which halves its scale each time, is no cause."""
 COMPONENTS = {sign.kind: sign.component for sign in SIGNS} | {"training_lost": "training"}
 _FLAT = tuple((needle, index) for index, sign in enumerate(SIGNS) for needle in sign.needles)
+_CODED = tuple(index for index, sign in enumerate(SIGNS) if CODES.encode() in sign.needles)
 
 
 def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = False) -> list[tuple[Sign, Any]]:
@@ -93,7 +94,7 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
     """
     found: list[tuple[Sign, Any]] = []
     groups = set(known)
-    for index in sorted({index for needle, index in _FLAT if needle in low}):
+    for index in sorted({index for needle, index in _FLAT if needle in low}.union(_CODED if CODED.search(low) else ())):
         sign = SIGNS[index]
         if sign.group in groups or sign.kind in groups:
             continue

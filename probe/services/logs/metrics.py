@@ -13,7 +13,7 @@ from typing import Any
 
 from probe.services.logs.expressions import Expression
 from probe.services.logs.names import COUNTERS, HELD_OUT, LONGEST, SIGNED, named, ours
-from probe.services.logs.normal import NUMBER
+from probe.services.logs.normal import NUMBER, PIPED
 
 Number = int | float
 Metrics = dict[str, Number]
@@ -144,7 +144,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         line: The line.
         low: The same in lower case.
     """
-    if b"elapsed time per iteration" in low or b" | lm loss" in low:
+    if PIPED in low or b" | lm loss" in low:
         return _piped(low)
     metrics: Metrics = {}
     if b"time (ms) |" in low:

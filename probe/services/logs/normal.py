@@ -36,7 +36,7 @@ CHANGED = Expression(
 )
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
 ABOUT = Expression(
-    rb"(?i)\b(loss|accuracy|objective function)"
+    rb"\b([lL]oss|[aA]ccuracy|objective function)"
     rb"( (?:for |at |over |after |during |of (?:epoch|step|iter|batch))[^.:;=|,]{1,80}?)"
     rb"(?: is| -|:| =) {0,4}(" + NUMBER + rb")(?:$|[^\w.:/-]|[.](?:$|\s))"
 )
@@ -74,6 +74,8 @@ TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A
 """Part of a row of numbers before their names, the first after the step: ``10  41.2 ms run,  2.31 loss``."""
 OF_ROWS = {b"avg": b"loss", b"rate": b"learning rate"}
 """Names that mean that in such a row alone."""
+PIPED = b"elapsed time per iteration"
+"""Words of a line of Megatron-LM, all of whose fields are ``name: number``."""
 FEWEST = 3
 """Smallest number of such parts in a row."""
 
@@ -96,7 +98,7 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = NOT_A_NUMBER.replace(line, b"nan")
     if b"#" in line or b"\xe2\x88\x9e" in line:
         line = INFINITY.replace(line, b"inf")
-    return _ordered(_separated(line))
+    return line if PIPED in line else _ordered(_separated(line))
 
 
 def _separated(line: bytes) -> bytes:
@@ -104,7 +106,7 @@ def _separated(line: bytes) -> bytes:
     each other."""
     if b'] "' in line:
         line = PRINTED.replace(line, rb"\1")
-    if b"/s" in line or b" it" in line or b" s=" in line:
+    if b"/s" in line or b" it=" in line or b" it:" in line or b" s=" in line:
         line = NAMED.replace(line, rb"\1, \2\3")
     if b"poch" in line or (b"loss" in line and (b"ep" in line or b"iter" in line)):
         line = GLUED.replace(line, rb"\1\2 \3 \4 \5\6")

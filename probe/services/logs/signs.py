@@ -72,9 +72,8 @@ BEGINS = Expression(
 )
 """Begin of a message about an error, in a line without a level, or the end of one; the codes of gRPC."""
 ERRORS = "error, exception, fatal, critical,  failed, failed to, failure, unable to, could not"
-FAMILIES = tuple(f"e{sign}" for sign in "abcdefghijklmnopqrstuvwxyz123456789")
-"""Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
-ASCEND = ", ".join(FAMILIES)
+CODES = "e0000"
+"""Needle that stands for all codes of CANN: two letters and four digits, or a letter and five digits."""
 CODE = rb"\be%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$)"
 """Code of CANN at the beginning of a message, with a process, a date, or neither before the text; since release 8 in
 parentheses behind a name."""
@@ -198,7 +197,7 @@ SIGNS: tuple[Sign, ...] = (
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
         "mlx5_, mlx4_, bnxt_, irdma, hns3, infiniband, got completion, sending heartbeats, disconnected, address "
-        "already in use, definitely down, " + ASCEND,
+        "already in use, definitely down, " + CODES,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
@@ -269,7 +268,7 @@ SIGNS: tuple[Sign, ...] = (
         "task scheduler, hardware execution,  occur, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, stream failed, gpu reset begin, "
         "halted unexpectedly, amdgpu, nvrm: , habanalabs, "
-        "device recovery, " + ASCEND,
+        "device recovery, " + CODES,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? (?:error: (?:[^o]|o[^u])|(?:error|failure) (?:\d{2,4}|[13-9])\b)",
@@ -407,7 +406,7 @@ WORDS = {
     b"hang": rb"\bhang(?:s|ing)?\b",
     b"hung": rb"\bhung\b",
     b"stuck": rb"\bstuck\b",
-    **{family.encode(): rb"\be[a-z0-9]\d{4}(?:\)?: |\[pid)" for family in FAMILIES},
+    CODES.encode(): rb"\be[a-z0-9]\d{4}(?:\)?: |\[pid)",
 }
 """Needles that are parts of ordinary words, and the expressions that blocks are searched for instead. The phrase
 ``number of nan iterations`` of every line of Megatron-LM has no such NaN."""
