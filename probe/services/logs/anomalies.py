@@ -46,6 +46,8 @@ FRAME = Expression(
 )
 """Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end. And
 that of advice below an error."""
+HOST = Expression(rb"^(?:<\d{1,3}>)?[a-z]{3} [ \d]\d \d\d:\d\d:\d\d \S{1,64} ")
+"""Time and host before a message of syslog; a host is often called a GPU or a node."""
 COMMENTS = (b"# ", b"//")
 """Begin of a comment, in a source or a configuration that is printed."""
 AFTER = Expression(
@@ -161,6 +163,8 @@ def anomalies_of(
         language: Language of the texts.
         error: Whether the line is of the level ERROR.
     """
+    if low[9:10] == b":":
+        low = HOST.replace(low, b"")
     if searched and (FRAME.match(low) is not None or low.lstrip()[:2] in COMMENTS):
         return []
     finite = all(map(isfinite, metrics.values()))

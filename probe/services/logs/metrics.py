@@ -393,12 +393,11 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     pending: tuple[int, str, bytes, float] | None = None
     loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
-        name, (sign, text, second) = found.group(1).decode("ascii"), found.group(3, 4, 5)
+        name, sign, text = _name_and_number(found)
+        second = found.group(5)
         if pending is not None and pending[0] == found.start():
             _put(metrics, *pending[1:])
         pending = None
-        if name.endswith((" is", " to")):
-            name, sign = CHANGED.sub("", name[:-3]), b"is"
         known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
         if unit.lower() in HELD_OUT or (not known and loss_before):
             known = HELD_OUT.get(unit.lower() or name.lower(), "") if known in ("", "loss") else ""
@@ -419,6 +418,14 @@ def _fields(line: bytes, metrics: Metrics) -> None:
             _replace_step(number_of(text), metrics)
         if _put(metrics, known, text, _divisor(known, unit)) and second and known in TOTALS:
             _put(metrics, TOTALS[known], second)
+
+
+def _name_and_number(found: Any) -> tuple[str, bytes | None, bytes]:
+    """Return name, sign and number of a field, of which ``is`` is a sign and ``nan`` a number: ``loss nan (0.5)``."""
+    name, sign, text = found.group(1).decode("ascii"), found.group(3), found.group(4)
+    if name.endswith((" is", " to")):
+        return CHANGED.sub("", name[:-3]), b"is", text
+    return (name[:-4], b" ", name[-3:].encode()) if name.lower().endswith((" nan", " inf")) else (name, sign, text)
 
 
 def _replace_step(step: Number | None, metrics: Metrics) -> None:

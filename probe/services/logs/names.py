@@ -115,6 +115,8 @@ OTHERWISE = frozenset(
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 
+DONE = frozenset({"at", "saved"})
+"""Words behind one of :data:`OTHERWISE` that end its sentence: ``checkpoint saved at epoch 3``."""
 ONE = frozenset({"epoch", "step", "iteration"})
 """Words of which one is counted: ``End of epoch 3``, if no word of :data:`AMOUNTS` stands before them."""
 AMOUNTS = frozenset({"number", "num", "size", "count"})
@@ -129,7 +131,7 @@ def ours(name: str) -> str:
         return ""
     for start, word in enumerate(words):
         one = (word in ONE or word in HELD_OUT) and words[start - 1] == "of" and AMOUNTS.isdisjoint(words[:start])
-        if start and (words[start - 1] in OTHERWISE or word in ALONE) and not one:
+        if start and ((words[start - 1] in OTHERWISE and word not in DONE) or word in ALONE) and not one:
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):

@@ -74,7 +74,7 @@ BEGINS = Expression(
 ERRORS = "error, exception, fatal, critical,  failed, failed to, failure, unable to, could not"
 CODES = "e0000"
 """Needle that stands for all codes of CANN: two letters and four digits, or a letter and five digits."""
-CODE = rb"\be%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$)"
+CODE = rb"\be%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$| {1,4}(?:\[\w|the error from device\())"
 """Code of CANN at the beginning of a message, with a process, a date, or neither before the text; since release 8 in
 parentheses behind a name."""
 NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|infinite|naninf)(?:$|[^\w.=-]|\.(?:$|\s))"
@@ -272,7 +272,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? (?:error: (?:[^o]|o[^u])|(?:error|failure) (?:\d{2,4}|[13-9])\b)",
-        rb"\bcudaerror(?:[a-lo-z]|m[^e]|no[^t])[a-z]{3,40}\b|\be[a-hk-z1-9]\d{4} the error from device\(",
+        rb"\bcudaerror(?:[a-lo-z]|m[^e]|no[^t])[a-z]{3,40}\b",
         rb"\bcuda_error_(?:[a-mo-z]|n[^o]|not_[^r]|no_b)\w{2,40}\b|\bhsa_status_error_\w{3,40}",
         rb"\bunexpected error from cuda|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, alloc_failed
         rb"\b(?:acl|rts?|drv|cuda|cu(?:dnn|blas|solver|sparse|fft)|hip|nvml)[a-z_]\w{2,60}(?:\(.{0,80}\))? "
@@ -328,11 +328,13 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
         rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
+        rb"\bsig(?:hup|int|quit|usr[12]|term|xcpu) (?:was )?(?:received|caught)\b",
         rb"\breceived [\w.]{1,16} death signal",
     ),
     _sign(
         "process_failed high launcher process",
-        "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
+        "childfailederror, exitcode, received by pid, received at, sigabrt, sigbus, sigsegv, "
+        "segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
         "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
@@ -343,6 +345,7 @@ SIGNS: tuple[Sign, ...] = (
         "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
         rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode\"? {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
+        rb"\bsig(?:abrt|bus|fpe|ill|kill|segv) (?:was )?(?:received|caught)\b",
         rb"\bsegmentation fault\b|\[\d{1,9}\]:? (?:segfault at|general protection fault)",
         rb"\bdataloader worker \(pid[^|]{0,80} (?:exited unexpectedly|is killed by signal: [^kb])",
         rb"\(core dumped\)",
@@ -406,7 +409,7 @@ WORDS = {
     b"hang": rb"\bhang(?:s|ing)?\b",
     b"hung": rb"\bhung\b",
     b"stuck": rb"\bstuck\b",
-    CODES.encode(): rb"\be[a-z0-9]\d{4}(?:\)?: |\[pid)",
+    CODES.encode(): rb"\be[a-z0-9]\d{4}(?:\)?: |\[pid| {1,4}(?:\[|the ))",
 }
 """Needles that are parts of ordinary words, and the expressions that blocks are searched for instead. The phrase
 ``number of nan iterations`` of every line of Megatron-LM has no such NaN."""
