@@ -166,6 +166,8 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
     _settle(metrics, low)
+    if type(metrics.get("step")) is float and b"slurm" in low:  # number of a job
+        del metrics["step"]
     if "loss" in metrics and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
         metrics.setdefault(HELD_OUT[found.group(1).decode()], metrics.pop("loss"))
     return metrics
@@ -509,7 +511,7 @@ def _bar(line: bytes, metrics: Metrics) -> None:
     if found is None:
         return
     percent, done, done_unit, total, total_unit, rate, unit = found.groups()
-    title = line[max(0, found.start() - 64) : found.start()].rpartition(b"\r")[2].strip().lower()
+    title = line[max(0, found.start() - 64) : found.start()].rpartition(b"\r")[2].strip(b"[]0123456789 |:").lower()
     metrics["percent"] = int(percent)
     if rate and rate != b"?" and (value := number_of(rate)):
         metrics["steps_per_second"] = float(value) if unit == b"it/s" else 1.0 / value

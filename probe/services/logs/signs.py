@@ -168,14 +168,14 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
-        "monitoredbarrier, ei0002, ei0006, heartbeat, collective timeout, timeout at, "
+        "timeout detected, monitoredbarrier, ei0002, ei0006, heartbeat, collective timeout, timeout at, "
         "barrier timed out, deepep, for more than, connect timeout, connection timeout, wait timeout",
         rb"watchdog caught collective operation timeout",
         rb"\bdue to (?:a )?collective timeout\b",
         rb"\btimeout at (?:[nh]ccl work|collective)\b",
         rb"collective operation[^|.]{0,60} timed out",
         rb"\bheartbeat (?:monitor timed out|timeout(?:[.!,]|$))",
-        rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout occurred)",
+        rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout (?:occurred|detected))",
         rb"timed out waiting [\d.]{1,12} ?ms for",
         rb"timed out after \d{1,9} seconds waiting for clients",
         rb"\b(?:timed out in|failed to pass) monitoredbarrier",
@@ -186,7 +186,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bbarrier timed out|\bdeepep\b[^|]{0,80}\btimeout\b",
         rb"\btimed out initializing process group\b",
         rb"detected no heartbeat|\bdid not (?:get|receive)[^|]{0,24} heartbeat",
-        rb"store[^|]{0,40} timed out",
+        rb"(?:store|rendezvous)[^|]{0,40} timed out",
         rb"\b(?:connect(?:ion)?|wait) timeout(?:$|[.!,:]| after | \[)",
         rb"\bwaiting for [^|.]{0,60}\bfor more than \d{1,9} seconds",
     ),
@@ -290,7 +290,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)s?\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b|\bdevice recovery failed\b",
-        rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive|error,)",
+        rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive|"
+        rb"error,|fatal)",
         rb"\b(?:error code|runtime result|failed)(?: is)? ?[:=]? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
@@ -342,7 +343,8 @@ SIGNS: tuple[Sign, ...] = (
         "failure of node, "
         "has failed, failed node, backoff limit, "
         "oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
-        "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
+        "process received signal, double free, (): , corrupted size, smashing, marked dead, not ready, nodenotready, "
+        "primary job",
         rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode\"? {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
         rb"\bsig(?:abrt|bus|fpe|ill|kill|segv) (?:was )?(?:received|caught)\b",
@@ -360,12 +362,13 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
-        rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
+        rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated|aborted|segmentation fault|bus error)\b",
         rb"\b(?:worker|rank|node|process) \d{1,7} has failed(?:$|\W{1,2}(?:$|[^t]))",
         rb"\boci runtime \w{1,12} failed\b|\bfailed to (?:create|start) (?:\w{1,16} ){0,2}(?:container|pod|task)\b",
         rb"\bthat the job aborted\b|\bmpi_abort was invoked\b|\bbad termination of one\b",
         rb"\bprimary job {1,4}terminated\b|\bon failed node\b|\breached [^|.]{0,16}backoff limit\b",
-        rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc)\(\): |\bcorrupted size vs",
+        rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc\w{0,12})\(\): |"
+        rb"\bcorrupted size vs|\bstack smashing detected",
         rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b",
     ),
     _sign(
