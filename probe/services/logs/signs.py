@@ -344,7 +344,7 @@ SIGNS: tuple[Sign, ...] = (
         "has failed, failed node, backoff limit, "
         "oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
         "process received signal, double free, (): , corrupted size, smashing, marked dead, not ready, nodenotready, "
-        "primary job",
+        "primary job, kernel panic, unable to handle, oops: ",
         rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode\"? {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
         rb"\bsig(?:abrt|bus|fpe|ill|kill|segv) (?:was )?(?:received|caught)\b",
@@ -368,6 +368,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bthat the job aborted\b|\bmpi_abort was invoked\b|\bbad termination of one\b",
         rb"\bprimary job {1,4}terminated\b|\bon failed node\b|\breached [^|.]{0,16}backoff limit\b",
         rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc\w{0,12})\(\): |"
+        rb"\bkernel panic - not syncing|\bbug: unable to handle |\boops: [\da-f]{4} \[#|"
         rb"\bcorrupted size vs|\bstack smashing detected",
         rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b",
     ),
