@@ -109,6 +109,19 @@ TABLES: dict[str, tuple[str, dict[str, float | str | None], list[str]]] = {
         {"step": 3, "loss": 0.125, "step_time": None},
         [],
     ),
+    "DySPN": (
+        (
+            "Epoch ,FinishTime     ,LR    ,RMSE_Train ,RMSE_Val\n"
+            "    8 ,04.29_12:50:13 ,[0.001]    ,   635.966 , 810.576\n"
+        ),
+        {"epoch": 8, "learning_rate": 1e-3},
+        [],
+    ),
+    "ChainerRL": (
+        "steps\tepisodes\telapsed\taverage_v\taverage_loss\n50099\t52\t992.45\t[-2.17921662]\t-0.0195257508921\n",
+        {"step": 50099, "loss": -0.0195257508921},
+        [],
+    ),
     "frame": (
         "│ step │ loss  │ lr     │\n│ 20   │ 7.125 │ 1.0e-4 │\n",
         {"step": 20, "loss": 7.125, "learning_rate": 1e-4},

@@ -14,7 +14,7 @@ from typing import Any
 from probe.services.logs.expressions import Expression
 from probe.services.logs.metrics import TOTALS, Metrics
 from probe.services.logs.names import COUNTERS, OTHERWISE
-from probe.services.logs.signs import BEGINS, FACTS, LAST, OF_ERROR, SIGNS, Sign
+from probe.services.logs.signs import BEGINS, CODES, FACTS, LAST, OF_ERROR, SIGNS, Sign
 from probe.services.logs.tables import Columns, columns_of, row_of
 from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xid
 
@@ -41,13 +41,18 @@ SENTENCE = Expression(rb"[.!?] {0,2}[a-z][a-z']{0,16} |\| | - |; |\): ")
 """Begin of a sentence; some messages leave out the space before it."""
 FRAME = Expression(
     rb"^(?:[^\s]{0,24}:?\s{1,8})?(?:file \"[^\"]{1,400}\", line \d{1,9}|\s{0,64}raise [a-z_][\w.]{0,80}\(|"
-    rb"\s{0,64}assert |#\d{1,4}:? \w{1,80} from /|frame #\d{1,4}: )"
+    rb"\s{0,64}(?:possible causes?|solutions?|hint|suggestion): |\s{0,64}assert |#\d{1,4}:? \w{1,80} from /|"
+    rb"frame #\d{1,4}: )"
 )
-"""Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end."""
+"""Line of a stack: where it is, the line of source that raises, a frame of C++; the error itself stands at the end. And
+that of advice below an error."""
+HOST = Expression(rb"^(?:<\d{1,3}>)?[a-z]{3} [ \d]\d \d\d:\d\d:\d\d \S{1,64} ")
+"""Time and host before a message of syslog; a host is often called a GPU or a node."""
 COMMENTS = (b"# ", b"//")
 """Begin of a comment, in a source or a configuration that is printed."""
 AFTER = Expression(
-    rb"^[^.]{0,2}[ _-]?(?:detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
+    rb"^[^.]{0,2}[ _-]?(?:to (?:fit|schedule)|"
+    rb"detection|detector|check(?:s|ing|er)?|protection|prevention|handling|threshold|iterations?|"
     rb"count|guard|filter|(?:events?|errors?|kills?)[:= ]{1,3}0|0(?:[.]0{1,6})?|[:=] ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""
@@ -78,6 +83,7 @@ LASTING = 10
 """Lines in a row with NaN gradients from which a loss scaler, which halves its scale each time, is no cause."""
 COMPONENTS = {sign.kind: sign.component for sign in SIGNS} | {"training_lost": "training"}
 _FLAT = tuple((needle, index) for index, sign in enumerate(SIGNS) for needle in sign.needles)
+_CODED = tuple(index for index, sign in enumerate(SIGNS) if CODES.encode() in sign.needles)
 
 
 def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = False) -> list[tuple[Sign, Any]]:
@@ -90,7 +96,7 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
     """
     found: list[tuple[Sign, Any]] = []
     groups = set(known)
-    for index in sorted({index for needle, index in _FLAT if needle in low}):
+    for index in sorted({index for needle, index in _FLAT if needle in low}.union(_CODED if CODED.search(low) else ())):
         sign = SIGNS[index]
         if sign.group in groups or sign.kind in groups:
             continue
@@ -157,6 +163,8 @@ def anomalies_of(
         language: Language of the texts.
         error: Whether the line is of the level ERROR.
     """
+    if low[9:10] == b":":
+        low = HOST.replace(low, b"")
     if searched and (FRAME.match(low) is not None or low.lstrip()[:2] in COMMENTS):
         return []
     finite = all(map(isfinite, metrics.values()))

@@ -30,8 +30,8 @@ NOTABLE: Words = any_of(
     {
         b"gpu_mem": rb"gpu_?mem",
         FRAMED: rb"(?m:^ {0,4}[|][^|\n]{1,64}[|][^|\n]{1,64}[|][^\n]{1,400}[|] {0,4}$)",
-        HEAD: rb"(?m:^[# ]{0,16}(?:step|epoch|batch|iter\w{0,6}) {2,16}\w)",
-        ROW: rb"(?m:^[ |\t\xe2\x94\x82]{0,16}\d[\d ./,:|\te+\xe2\x94\x82()%smMkKGB-]{8,160}"
+        HEAD: rb"(?m:^[# ]{0,16}(?:step|epoch|batch|iter\w{0,6})s?(?: {2,16}|\t| ?, ?)\w)",
+        ROW: rb"(?m:^[ |\t\xe2\x94\x82]{0,16}\d[\d ./,:|\te+\xe2\x94\x82()%smMkKGB_[\]-]{8,160}"
         rb"(?:\w{1,40}\.py:\d{1,5})?$)",
     },
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 from probe.services.logs.expressions import Expression
 from probe.services.logs.names import COUNTERS, HELD_OUT, LONGEST, SIGNED, named, ours
-from probe.services.logs.normal import NUMBER
+from probe.services.logs.normal import NUMBER, PIPED
 
 Number = int | float
 Metrics = dict[str, Number]
@@ -49,11 +49,11 @@ UNSTATED = 1000
 UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
 UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[kKMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
-    rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})['\"]?"
+    rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]?"
     rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*@-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
 the separator after it, which may be a line of a frame."""
@@ -71,14 +71,11 @@ EPOCH = Expression(
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
-GLUED = Expression(rb"(?:^|[ (\[>])epoch(\d{1,6})(?:$|[ ,;:)\]])")
-GLUED_STEP = Expression(rb"[ (\[>](?:iteration|iter|step)(\d{1,9})(?:$|[ ,;:)\]])")
-"""Count at its name: ``start train epoch1``."""
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
 """Count before its name: ``finished 120 iterations``."""
 """Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
-SECTION = Expression(rb"[,;] {0,2}\[([a-z_]{2,16})\] ")
-"""Begin of the fields of other data: ``, [valid] loss=1.8``."""
+SECTION = Expression(rb"[|,;] {0,2}\[?([a-z]{2,10})[\]:] {1,2}[a-z_]{0,8}loss")
+"""Begin of the fields of other data: ``, [valid] loss=1.8``, ``| val: loss=1.8``."""
 RATE = Expression(
     rb"(" + NUMBER + rb")([kKMB]?) ?(?:(tok|tokens|words|samples|examples|images|imgs?|it|iters?|steps?)/s|"
     rb"(ms|us|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
@@ -147,7 +144,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         line: The line.
         low: The same in lower case.
     """
-    if b"elapsed time per iteration" in low or b" | lm loss" in low:
+    if PIPED in low or b" | lm loss" in low:
         return _piped(low)
     metrics: Metrics = {}
     if b"time (ms) |" in low:
@@ -165,12 +162,12 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         if b"epoch" in low or b"train" in low or b": [" in low:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
             _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
-            _counts(GLUED, ("epoch",), low, metrics)
-            _counts(GLUED_STEP, ("step",), low, metrics)
-        _fields(_of_training(line, metrics) if b" [" in line else line, metrics)
+        _fields(_of_training(line, metrics) if b"al" in line or b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
     _settle(metrics, low)
+    if type(metrics.get("step")) is float and b"slurm" in low:  # number of a job
+        del metrics["step"]
     if "loss" in metrics and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
         metrics.setdefault(HELD_OUT[found.group(1).decode()], metrics.pop("loss"))
     return metrics
@@ -181,9 +178,10 @@ def _of_training(line: bytes, metrics: Metrics) -> bytes:
     begins = [found for found in SECTION.finditer(line) if found.group(1).decode() in HELD_OUT]
     for found in begins:
         inner: Metrics = {}
-        _fields(line[found.end() :].partition(b" [")[0], inner)
+        _fields(line[found.end(1) + 1 :].partition(b" [")[0], inner)
         if "loss" in inner:
             metrics[HELD_OUT[found.group(1).decode()]] = inner["loss"]
+        metrics |= {name: inner[name] for name in COUNTERS & inner.keys()}
     return line[: begins[0].start()] if begins else line
 
 
@@ -397,15 +395,14 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     pending: tuple[int, str, bytes, float] | None = None
     loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
-        name, (sign, text, second) = found.group(1).decode("ascii"), found.group(3, 4, 5)
+        name, sign, text = _name_and_number(found)
+        second = found.group(5)
         if pending is not None and pending[0] == found.start():
             _put(metrics, *pending[1:])
         pending = None
-        if name.endswith((" is", " to")):
-            name, sign = CHANGED.sub("", name[:-3]), b"is"
         known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
-        if not known and loss_before:
-            known = HELD_OUT.get(name.lower(), "")
+        if unit.lower() in HELD_OUT or (not known and loss_before):
+            known = HELD_OUT.get(unit.lower() or name.lower(), "") if known in ("", "loss") else ""
         loss_before = known == "loss"
         if (
             not known
@@ -423,6 +420,14 @@ def _fields(line: bytes, metrics: Metrics) -> None:
             _replace_step(number_of(text), metrics)
         if _put(metrics, known, text, _divisor(known, unit)) and second and known in TOTALS:
             _put(metrics, TOTALS[known], second)
+
+
+def _name_and_number(found: Any) -> tuple[str, bytes | None, bytes]:
+    """Return name, sign and number of a field, of which ``is`` is a sign and ``nan`` a number: ``loss nan (0.5)``."""
+    name, sign, text = found.group(1).decode("ascii"), found.group(3), found.group(4)
+    if name.endswith((" is", " to")):
+        return CHANGED.sub("", name[:-3]), b"is", text
+    return (name[:-4], b" ", name[-3:].encode()) if name.lower().endswith((" nan", " inf")) else (name, sign, text)
 
 
 def _replace_step(step: Number | None, metrics: Metrics) -> None:
@@ -506,7 +511,7 @@ def _bar(line: bytes, metrics: Metrics) -> None:
     if found is None:
         return
     percent, done, done_unit, total, total_unit, rate, unit = found.groups()
-    title = line[max(0, found.start() - 64) : found.start()].rpartition(b"\r")[2].strip().lower()
+    title = line[max(0, found.start() - 64) : found.start()].rpartition(b"\r")[2].strip(b"[]0123456789 |:").lower()
     metrics["percent"] = int(percent)
     if rate and rate != b"?" and (value := number_of(rate)):
         metrics["steps_per_second"] = float(value) if unit == b"it/s" else 1.0 / value

@@ -13,21 +13,21 @@ LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
     "loss": "loss, lm loss, tot loss, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
-    "cost, learn, cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
+    "cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "objective": "objf, objective function",
-    "learning_rate": "learning rate, optim0 lr0",
+    "learning_rate": "learning rate",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
     "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
-    "global iteration, training iteration, num updates, train num updates, updates, n updates, nupdates, itn, "
-    "total train updates, "
+    "global iteration, training iteration, iter num, num updates, train num updates, updates, n updates, nupdates, "
+    "itn, total train updates, "
     "current steps, current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
-    "batch": "batch, trainbatch",
+    "batch": "batch, trainbatch, batch id, batch idx",
     "time": "time, timer, seconds, dt, time cost, cost time, time taken",
     "step_time": "step time, per step time, time this iter, iter time, iteration time, step avg, train step timing, "
     "elapsed step time, batch time, batch cost",
@@ -68,7 +68,10 @@ SPELLINGS = tuple(
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
         (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),
         (r"^(grad norm) 0$|^[bft][fp]\d{1,2} (mfu)$", r"\1\2"),
-        (r"^lr(?:[ /]?(?:pg|group|param group)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$", "learning rate"),
+        (
+            r"^(?:(?:optim|pg|group)0[ /])?lr(?:[ /]?(?:(?:param )?group|pg)?[ /]?0| (?:adam|sgd|muon|lion)\b.{0,8})?$",
+            "learning rate",
+        ),
     )
 )
 """Spellings of units and of the rate of the first group of parameters, and the one in :data:`WORDS`."""
@@ -107,11 +110,13 @@ HELD_OUT = {
 }
 OTHERWISE = frozenset(
     {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
-    | {"remaining", "elapsed", "every", "per", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
+    | {"remaining", "elapsed", "every", "per", "job", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
     | {"accumulation", "logging", "prompt", "generation"}
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 
+DONE = frozenset({"at", "saved"})
+"""Words behind one of :data:`OTHERWISE` that end its sentence: ``checkpoint saved at epoch 3``."""
 ONE = frozenset({"epoch", "step", "iteration"})
 """Words of which one is counted: ``End of epoch 3``, if no word of :data:`AMOUNTS` stands before them."""
 AMOUNTS = frozenset({"number", "num", "size", "count"})
@@ -126,7 +131,7 @@ def ours(name: str) -> str:
         return ""
     for start, word in enumerate(words):
         one = (word in ONE or word in HELD_OUT) and words[start - 1] == "of" and AMOUNTS.isdisjoint(words[:start])
-        if start and (words[start - 1] in OTHERWISE or word in ALONE) and not one:
+        if start and ((words[start - 1] in OTHERWISE and word not in DONE) or word in ALONE) and not one:
             return ""
         plain = " ".join(words[start:]).replace("_", " ").replace("-", " ")
         if known := named(plain) or _of_scope(*plain.rpartition("/")[::2]):
@@ -168,7 +173,7 @@ def named(name: str) -> str:
 
 def _of_scope(scope: str, name: str) -> str:
     """Return our name for the ``name`` of a part of the program, as ``loss`` of ``train/loss``."""
-    first = scope.partition("/")[0]
+    first = scope.removeprefix("metrics/").partition("/")[0]
     if first.startswith("timing"):
         return "step_time" if name == "step" else named(name)
     if first in HELD_OUT:

@@ -35,8 +35,12 @@ CHANGED = Expression(
     rb"\bfrom " + NUMBER.join((rb"(?:", rb")")) + rb" {0,2}(?:to|-{1,2}>|=>|\xe2\x86\x92) {0,2}(" + NUMBER + rb")"
 )
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
-ABOUT = Expression(rb"\b(loss|objective function)( (?:for|at) [^.:;=]{1,80}?) (?:is|-) (" + NUMBER + rb")")
-"""Sentence about a number: ``objective function for minibatches 40-49 is -3.5``."""
+ABOUT = Expression(
+    rb"\b([lL]oss|[aA]ccuracy|objective function)"
+    rb"( (?:for |at |over |after |during |of (?:epoch|step|iter|batch))[^.:;=|,]{1,80}?)"
+    rb"(?: is| -|:| =) {0,4}(" + NUMBER + rb")(?:$|[^\w.:/-]|[.](?:$|\s))"
+)
+"""Sentence about a number: ``objective function for minibatches 40-49 is -3.5``, ``loss at step 100: 1.5``."""
 OF_EPOCH = Expression(
     rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?epoch( \d{1,6})?(?: is)?|epoch( \d{1,6})? took):? "
 )
@@ -45,8 +49,13 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
-AT = Expression(rb"\b((?i:loss)|accuracy) (?:at|after) (step|epoch|iteration) (\d{1,9}):? {1,4}(" + NUMBER + rb")")
-"""The same with the counter: ``loss at step 100: 1.5``."""
+GLUED = Expression(
+    rb"(?i)(^|[ (\[>,])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)[-_]?(\d{1,9})"
+    rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|)\]])"
+)
+"""Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``."""
+NAMED = Expression(rb"(\d) ([A-Za-z]{1,10}/s(?:ec)?|it|s|min)(=|: {0,4}[-\d.])")
+"""Unit that is the name of the next field: ``lr=1e-4 tok/s=120``."""
 PADDED = Expression(rb" {2,64}= {1,32}")
 """Equals sign that stands in a column: ``train_loss          =     0.72``."""
 SHORT = (
@@ -61,10 +70,12 @@ FRACTION = Expression(rb"\bepochs([:=] ?\d{1,6}\.\d)")
 """Epochs so far: ``epochs:4.23``; those to be trained are whole."""
 RUN_ON = Expression(rb"(\d\.\d{1,8})([A-Z][a-z]{3})")
 """End of a bar's state that the next message follows at once: ``loss: 44.4110Batch 3``."""
-TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z ]{0,24}))?$")
+TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z_ ]{0,24}))?$")
 """Part of a row of numbers before their names, the first after the step: ``10  41.2 ms run,  2.31 loss``."""
 OF_ROWS = {b"avg": b"loss", b"rate": b"learning rate"}
 """Names that mean that in such a row alone."""
+PIPED = b"elapsed time per iteration"
+"""Words of a line of Megatron-LM, all of whose fields are ``name: number``."""
 FEWEST = 3
 """Smallest number of such parts in a row."""
 
@@ -87,13 +98,18 @@ def with_plain_numbers(line: bytes) -> bytes:
         line = NOT_A_NUMBER.replace(line, b"nan")
     if b"#" in line or b"\xe2\x88\x9e" in line:
         line = INFINITY.replace(line, b"inf")
-    return _ordered(_separated(line))
+    return line if PIPED in line else _ordered(_separated(line))
 
 
 def _separated(line: bytes) -> bytes:
-    """Return a line without the quotes of a printed text, with a blank behind a number that runs into a message."""
+    """Return a line without the quotes of a printed text, with a blank where a name, a number and a message run into
+    each other."""
     if b'] "' in line:
         line = PRINTED.replace(line, rb"\1")
+    if b"/s" in line or b" it=" in line or b" it:" in line or b" s=" in line:
+        line = NAMED.replace(line, rb"\1, \2\3")
+    if b"poch" in line or (b"loss" in line and (b"ep" in line or b"iter" in line)):
+        line = GLUED.replace(line, rb"\1\2 \3 \4 \5\6")
     if b"epochs" in line:
         line = FRACTION.replace(line, rb"epoch\1")
     if b" - " in line and b"loss: " in line:
@@ -107,14 +123,14 @@ def _ordered(line: bytes) -> bytes:
         line = PADDED.replace(line, b" = ")
     if b"from " in line:
         line = CHANGED.replace(line, rb"to \1")
-    if (b" is " in line and b" for " in line) or (b" - " in line and b" at " in line):
+    if b"loss " in line or b"objective f" in line or b"accuracy " in line or b"Loss " in line:
         line = ABOUT.replace(line, rb"\1: \3\2")
     if b"poch" in line and (b"ime " in line or b" took" in line):
         line = OF_EPOCH.replace(line, rb"epoch\1\2 time: ")
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
-        line = NUMBERED.replace(AT.replace(line, rb"\1: \4  \2: \3 "), rb"\1: \3  step: \2 ")
+        line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
     if (
         b"," in line
         and (b" loss," in line or b" rate," in line or b" iter," in line)

@@ -49,30 +49,32 @@ BROKEN = (
 FAILED = rb"\b[^|]{0,160}\b" + BROKEN
 LINKS = (
     rb"[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|all_?reduce|"
-    rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket"
+    rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket|deep_?ep|"
+    rb"nvshmem\w{0,4}|ib(?:rc|gda|verbs|v_\w{4,24})|rdma|infiniband|roce"
 )
-DEVICES = rb"[gnthx]pu|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|nvlink|"
-DEVICES += (
-    rb"habana\w{0,4}|hpu|synapse|dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}|nvrm|accelerator|graph compil\w{1,5}"
+DEVICES = (
+    rb"[gnthx]pu\d{0,4}|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|"
+    rb"nvlink|nvswitch|nvrm|pcie\w{0,4}|habana\w{0,4}|synapse|neuron\w{0,8}|accelerator|graph compil\w{1,5}|"
+    rb"dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}"
 )
-DRIVERS = rb"nvrm|amdgpu|habanalabs"
-"""Modules of the kernel whose messages state no level."""
+DRIVERS, ADAPTERS = rb"nvrm|amdgpu|habanalabs", rb"mlx[45]_(?:core|ib)|bnxt_(?:en|re)|irdma|hns3|infiniband"
+"""Modules of the kernel, for devices and for networks, whose messages state no level."""
 PROCESSES = rb"process|worker(?:proc)?|engine ?core|agent|container|pod|job|task|node|replica|subprocess|actor|trainer|"
-PROCESSES += rb"launcher|srun|salloc"
+PROCESSES += rb"launcher|srun|salloc|probe"
 """Parts of a system, of which an error that no other phrase knows shows by words such as ``failed``."""
 LAST, OF_ERROR = "last", "error"
 """Groups of signs that count only where no other does: that a process has failed at all; and in lines of the level
 ERROR, or that begin as one, that anything about a part of the system has."""
 BEGINS = Expression(
     rb"(?:^|[\]):-] )\W{0,4}(?:fail(?:ed|ure) (?:to|in|on|at)|(?:fatal )?error:|fatal:|unable to|could not|"
-    rb"exception in|(?:\w{1,24} )?exception raised) "
+    rb"exception in|(?:\w{1,24} )?exception raised) |\bfailed(?:[:,!)]| (?:on|with) |\s{0,4}$)|"
+    rb"\b(?:internal|unavailable|aborted|deadline_exceeded|data_loss|failed_precondition): "
 )
-"""Begin of a message about an error, in a line without a level."""
-ERRORS = "error, exception, fatal, critical, failed to, failure, unable to, could not"
-FAMILIES = ("ee", "eh", "ei", "ej", "ek", "el", "es", "ez", "e1", "e2", "e3", "e4", "e5", "e8", "e9")
-ASCEND = ", ".join(FAMILIES)
-"""Beginnings of the codes of CANN: two letters and four digits, or a letter and five digits."""
-CODE = rb"\be%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$)"
+"""Begin of a message about an error, in a line without a level, or the end of one; the codes of gRPC."""
+ERRORS = "error, exception, fatal, critical,  failed, failed to, failure, unable to, could not"
+CODES = "e0000"
+"""Needle that stands for all codes of CANN: two letters and four digits, or a letter and five digits."""
+CODE = rb"\be%b(?:\)?: (?:inner error|\[pid|\d{4}-\d\d-\d\d|\w)|\[pid|\)?: ?$| {1,4}(?:\[\w|the error from device\())"
 """Code of CANN at the beginning of a message, with a process, a date, or neither before the text; since release 8 in
 parentheses behind a name."""
 NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|infinite|naninf)(?:$|[^\w.=-]|\.(?:$|\s))"
@@ -92,7 +94,7 @@ SIGNS: tuple[Sign, ...] = (
         "defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
         "memory, memory segment, bus error, due to memory pressure, "
-        "resource: memory, low on memory, [memorypressure]",
+        "resource: memory, low on memory, system oom, [memorypressure]",
         rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'",
         rb"\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer",
         rb"oom_reaper: reaped|constraint=constraint_none",
@@ -101,7 +103,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
         rb"\bkilled\b[^|]{0,160}\bdue to memory pressure",
-        rb"\blow on (?:resource: )?memory\b|\bhad condition: \[memorypressure\]",
+        rb"\bsystem oom encountered\b|\blow on (?:resource: )?memory\b|\bhad condition: \[memorypressure\]",
         rb"insufficient shared memory|\berror while creating shared memory segment",
         rb"unexpected bus error encountered in worker|unexpectedly with bus error",
     ),
@@ -148,12 +150,13 @@ SIGNS: tuple[Sign, ...] = (
         rb"returned nan values",
         rb"\bnans? (?:or infs? )?(?:detected|found|encountered)\b",
         rb"\b(?:detected|found|encountered|contains?) (?:an? )?nans?\b",
+        rb"(?:\b\w{1,16}[:=] ?nan[ ,|;]{1,4}){4}",  # fields in a row
     ),
     _sign(
         "gradient_explosion high training",
         "explod, explos",
-        rb"\bgradients?\b[^|]{0,80}\bexplo(?:d|s)",
-        rb"\bexplo(?:d|s)\w{0,4}[^|]{0,80}\bgradients?\b",
+        rb"\bgrad(?:ient)?s?\b[^|]{0,80}\bexplo(?:d|s)",
+        rb"\bexplo(?:d|s)\w{0,4}[^|]{0,80}\bgrad(?:ient)?s?\b",
     ),
     _sign(
         "loss_explosion high training",
@@ -165,14 +168,14 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "communication_timeout critical communication communication",
         "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
-        "monitoredbarrier, ei0002, ei0006, heartbeat, collective timeout, timeout at, "
-        "barrier timed out, for more than, connect timeout, connection timeout, wait timeout",
+        "timeout detected, monitoredbarrier, ei0002, ei0006, heartbeat, collective timeout, timeout at, "
+        "barrier timed out, deepep, for more than, connect timeout, connection timeout, wait timeout",
         rb"watchdog caught collective operation timeout",
         rb"\bdue to (?:a )?collective timeout\b",
         rb"\btimeout at (?:[nh]ccl work|collective)\b",
         rb"collective operation[^|.]{0,60} timed out",
         rb"\bheartbeat (?:monitor timed out|timeout(?:[.!,]|$))",
-        rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout occurred)",
+        rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout (?:occurred|detected))",
         rb"timed out waiting [\d.]{1,12} ?ms for",
         rb"timed out after \d{1,9} seconds waiting for clients",
         rb"\b(?:timed out in|failed to pass) monitoredbarrier",
@@ -180,10 +183,10 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bsocket timeout\b|client socket has timed out|timed out connecting",
         rb"\bei000[26](?:\)?: |\[pid)",
         rb"\bnode: ?\w{1,40} is timed out",
-        rb"\bbarrier timed out",
+        rb"\bbarrier timed out|\bdeepep\b[^|]{0,80}\btimeout\b",
         rb"\btimed out initializing process group\b",
         rb"detected no heartbeat|\bdid not (?:get|receive)[^|]{0,24} heartbeat",
-        rb"store[^|]{0,40} timed out",
+        rb"(?:store|rendezvous)[^|]{0,40} timed out",
         rb"\b(?:connect(?:ion)?|wait) timeout(?:$|[.!,:]| after | \[)",
         rb"\bwaiting for [^|.]{0,60}\bfor more than \d{1,9} seconds",
     ),
@@ -193,7 +196,8 @@ SIGNS: tuple[Sign, ...] = (
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
-        "got completion, sending heartbeats, disconnected, address already in use, definitely down, " + ASCEND,
+        "mlx5_, mlx4_, bnxt_, irdma, hns3, infiniband, got completion, sending heartbeats, disconnected, address "
+        "already in use, definitely down, " + CODES,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
@@ -202,11 +206,12 @@ SIGNS: tuple[Sign, ...] = (
         rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats|\bgot completion from peer\b[^|]{0,64} with (?:error|status)",
         rb"\[c10d\][^|]{0,120}\bfailed\b",
+        rb"\b(?:" + ADAPTERS + rb")\b[^|]{0,120}\b(?:time[sd]? ?out|fatal error|compromised)\b",
         rb"\btransport retry count(?:er)? exceeded\b",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
         rb"\bnccl (?:error|failure)\b",
-        rb"\b[nh]ccl watchdog thread terminated",
+        rb"\b[nh]ccl watchdog thread terminated with\b",
         rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
         rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
         rb"\bgloo\b[^|]{0,80}\bfailed\b",
@@ -258,44 +263,50 @@ SIGNS: tuple[Sign, ...] = (
         "cuda error, cuda driver error, hip error, the nvidia driver, device-side assert, assertion `, "
         "illegal memory access, launch failure, misaligned address, cuda_error_, error from cuda, cuda failure, "
         "cudaerror, error from device, device error, inner error, _status_, synstatus, initialization failed, "
-        "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, error code, err0, "
+        "failed to initialize, fault by gpu, exception by gpu, launch kernel, aicore, ai core, "
+        "aicpu, ai cpu, vector core, cube core, kernel task, internal task, "
+        "task scheduler, hardware execution,  occur, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, stream failed, gpu reset begin, "
         "halted unexpectedly, amdgpu, nvrm: , habanalabs, "
-        "device recovery, " + ASCEND,
+        "device recovery, " + CODES,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
         rb"\b(?:cuda|hip)(?: driver)? (?:error: (?:[^o]|o[^u])|(?:error|failure) (?:\d{2,4}|[13-9])\b)",
-        rb"\bcudaerror(?:[a-lo-z]|m[^e]|no[^t])[a-z]{3,40}\b|\be[a-hk-z1-9]\d{4} the error from device\(",
+        rb"\bcudaerror(?:[a-lo-z]|m[^e]|no[^t])[a-z]{3,40}\b",
         rb"\bcuda_error_(?:[a-mo-z]|n[^o]|not_[^r]|no_b)\w{2,40}\b|\bhsa_status_error_\w{3,40}",
         rb"\bunexpected error from cuda|\bcu[a-z]{2,10}_status_(?:ar|[b-rt-z])",  # but for success, alloc_failed
-        rb"\bcall (?:runtime )?(?:acl|rt)\w{2,60}(?:\(.{0,80}\))? (?:error|failed)",
-        rb"\bai ?core\b[^|]{0,24}\b(?:error|exception|failed)\b",
+        rb"\b(?:acl|rts?|drv|cuda|cu(?:dnn|blas|solver|sparse|fft)|hip|nvml)[a-z_]\w{2,60}(?:\(.{0,80}\))? "
+        rb"(?:error|failed)",
+        rb"\b(?:ai ?core|ai ?cpu|(?:vector|cube) core|(?:kernel|internal) task|task scheduler|hardware execution)\b"
+        rb"[^|]{0,24}\b(?:errors?|exceptions?|fail(?:ed|s)|abnormal|time[sd]? ?out|loses)\b",
+        rb"\b(?:error|exception) occur\w{1,4} [^|]{0,40}\b(?:ge|runtime|driver|drv|ai ?cpu|\w{2,6} ?core|task)\b",
         rb"couldn't communicate with the nvidia driver",
         CODE % rb"[a-hk-z1-9]\d{4}",
-        rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|\[)",
+        rb"\berr(?:0[013-9]|99)\d{3} (?:pta|ops|graph|prof|rpc|unknown|\[)",
         rb"\b(?:memory access fault|hw exception) by gpu\b",
         rb"\bsynstatus[ =:]{1,3}[1-9]",
         rb"\blaunch kernel failed\b|\bdevice error: |\binner error is reported\b",
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
-        rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)\b",
+        rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)s?\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
         rb"\bgpu reset begin\b|\bdevice recovery failed\b",
-        rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive)\b",
+        rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive|"
+        rb"error,|fatal)",
         rb"\b(?:error code|runtime result|failed)(?: is)? ?[:=]? ?(?:[125]07|[135]61)\d{3}\b",
     ),
     _sign(
         "disk_full critical storage",
-        "no space left, enospc, edquot, disk space, quota exceeded, disk full, disk is full",
-        rb"no space left on device|\benospc\b|\bedquot\b|disk quota exceeded",
+        "no space left, enospc, edquot, ephemeral-storage, disk space, quota exceeded, disk full, disk is full",
+        rb"no space left on device|\blow on resource: ephemeral-storage\b|\benospc\b|\bedquot\b|disk quota exceeded",
         rb"\bnot enough (?:free )?disk space\b|\bdisk (?:is )?full\b",
     ),
     _sign(
         "disk_error high storage",
         "pytorchstreamwriter, inline_container, transport endpoint, i/o error, input/output error, "
         "read-only file system, stale file handle, stale nfs, -fs error, xfs_force_shutdown, nvme, nfs: server, "
-        "lustreerror",
+        "lustreerror, mountvolume",
         rb"\bpytorchstreamwriter failed writing",
-        rb"\binline_container\.cc:\d{1,5}\] \. unexpected pos",
+        rb"\bmountvolume\.\w{2,16} failed\b|\binline_container\.cc:\d{1,5}\] \. unexpected pos",
         rb"\bi/o error, dev \w",
         rb"\bnvme\d{1,3}: i/o [^|]{0,80}\btimeout",
         rb"\bnfs: server \S{1,80} (?:not responding|timed out)",
@@ -308,29 +319,35 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "job_cancelled medium launcher process",
         "cancelled at, walltime, wallclock, wall time, time limit, thread limit, cpu limit, due to preemption, "
-        "preempted, forcing job, got signal, caught signal, received signal, "
+        "preempted, forcing job, force terminated, been revoked, got signal, caught signal, received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b",
         rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,24}\b(?:wall ?(?:time|clock)|time|cpu|thread) limit|"
         rb"\bwall ?(?:time|clock) [^|.]{0,24}\bexceed(?:s|ed)\b",
         rb"due to (?:time limit|preemption)|\bforcing job termination\b|\bpreempted by\b",
+        rb"\bforce terminated job\b|\ballocation \d{1,12} has been revoked\b",
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
         rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
+        rb"\bsig(?:hup|int|quit|usr[12]|term|xcpu) (?:was )?(?:received|caught)\b",
         rb"\breceived [\w.]{1,16} death signal",
     ),
     _sign(
         "process_failed high launcher process",
-        "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
+        "childfailederror, exitcode, received by pid, received at, sigabrt, sigbus, sigsegv, "
+        "segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
         "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
         "non-zero status, non-zero exit code, been shut down, "
         "failure of node, "
-        "has failed, oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
-        "process received signal, double free, (): , corrupted size, marked dead, not ready, nodenotready, primary job",
+        "has failed, failed node, backoff limit, "
+        "oci runtime, failed to create, failed to start, job aborted, mpi_abort, bad termination, "
+        "process received signal, double free, (): , corrupted size, smashing, marked dead, not ready, nodenotready, "
+        "primary job, kernel panic, unable to handle, oops: ",
         rb"\bchildfailederror\b|failed \(exitcode: -?\d{1,9}\)|\bexitcode\"? {0,4}: -?[1-9]\d{0,8}\b",
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
+        rb"\bsig(?:abrt|bus|fpe|ill|kill|segv) (?:was )?(?:received|caught)\b",
         rb"\bsegmentation fault\b|\[\d{1,9}\]:? (?:segfault at|general protection fault)",
         rb"\bdataloader worker \(pid[^|]{0,80} (?:exited unexpectedly|is killed by signal: [^kb])",
         rb"\(core dumped\)",
@@ -345,12 +362,14 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
-        rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated)$",
+        rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated|aborted|segmentation fault|bus error)\b",
         rb"\b(?:worker|rank|node|process) \d{1,7} has failed(?:$|\W{1,2}(?:$|[^t]))",
         rb"\boci runtime \w{1,12} failed\b|\bfailed to (?:create|start) (?:\w{1,16} ){0,2}(?:container|pod|task)\b",
         rb"\bthat the job aborted\b|\bmpi_abort was invoked\b|\bbad termination of one\b",
-        rb"\bprimary job {1,4}terminated\b",
-        rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc)\(\): |\bcorrupted size vs",
+        rb"\bprimary job {1,4}terminated\b|\bon failed node\b|\breached [^|.]{0,16}backoff limit\b",
+        rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc\w{0,12})\(\): |"
+        rb"\bkernel panic - not syncing|\bbug: unable to handle |\boops: [\da-f]{4} \[#|"
+        rb"\bcorrupted size vs|\bstack smashing detected",
         rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b",
     ),
     _sign(
@@ -362,7 +381,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error high gpu " + OF_ERROR,
         ERRORS,
-        rb"\[(?:error|critical)\] ?(?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl)\(",
+        rb"\[(?:error|critical)\] ?(?:runtime|device|ge|fe|tbe|drv|tdt|aicpu|ascendcl|op|app|tsch|dvpp|atb)\(",
         rb"\b(?:" + DEVICES + rb")" + FAILED,
     ),
     _sign(
@@ -374,8 +393,9 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "process_failed high launcher " + LAST,
-        "terminate called, fatal python error, : line ,  failed, has died, has crashed, was killed",
+        "terminate called, fatal python error, process exited, : line ,  failed, has died, has crashed, was killed",
         rb"\bterminate called after throwing\b",
+        rb"\bprocess exited, code=(?:killed|dumped|exited, status=[1-9])|: failed with result '",
         rb"\bfatal python error: ",
         rb"\b(?:" + PROCESSES + rb")(?:[ :#-]\S{1,48})? (?:has |was |is |had |been ){0,2}(?:failed|killed|crashed|died)"
         rb"(?:$|\W{1,2}(?:$|[^t ]))",
@@ -393,7 +413,7 @@ WORDS = {
     b"hang": rb"\bhang(?:s|ing)?\b",
     b"hung": rb"\bhung\b",
     b"stuck": rb"\bstuck\b",
-    **{family.encode(): rb"\be[a-z0-9]\d{4}(?:\)?: |\[pid)" for family in FAMILIES},
+    CODES.encode(): rb"\be[a-z0-9]\d{4}(?:\)?: |\[pid| {1,4}(?:\[|the ))",
 }
 """Needles that are parts of ordinary words, and the expressions that blocks are searched for instead. The phrase
 ``number of nan iterations`` of every line of Megatron-LM has no such NaN."""

@@ -36,7 +36,7 @@ EXCEPTION = Expression(
 """Name of an exception, as a traceback's last line or a log line has it."""
 EXCEPTIONS = (b"Error", b"Exception", b"Warning", b"Interrupt", b"OutOfMemory", b"Timeout")
 TRACEBACK = b"Traceback (most recent call last)"
-GLOG_LETTERS = (b"I", b"W", b"E", b"F", b"[")
+GLOG_LETTERS = (b"I", b"W", b"E", b"F", b"[", b"(")
 OURS = {
     **dict.fromkeys((b"trace", b"debug"), "DEBUG"),
     **dict.fromkeys((b"info", b"notice", b"i"), "INFO"),

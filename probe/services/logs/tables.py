@@ -43,12 +43,14 @@ def columns_of(text: str) -> Columns | None:
     low = text[:512].lower()
     if not any(word in low for word in OF_HEADS):
         return None
-    cells = next((cells for cells in _cells(COMMENT.sub("", text)) if len(cells) >= FEWEST), {})
-    if len(cells) > MOST or not all(map(NAME.fullmatch, cells.values())):
-        return None
+    cells = next((cells for cells in _cells(COMMENT.sub("", text)) if _are_names(cells)), {})
     columns = {at: COLUMNS.get(name := ASIDE.sub("", cell), name).rstrip(".") for at, cell in cells.items()}
     known = {ours(name) for name in columns.values()}
     return columns if known & COUNTERS and (len(known) >= FEWEST or len(cells) > FEWEST) else None
+
+
+def _are_names(cells: Columns) -> bool:
+    return FEWEST <= len(cells) <= MOST and all(map(NAME.fullmatch, cells.values()))
 
 
 def row_of(text: str, columns: Columns) -> Metrics:
