@@ -58,6 +58,9 @@ class Ranks:
         environment: what else is set for them.
     """
 
+    worker = "tests.distributed.worker"
+    """Module that each process runs."""
+
     def __init__(
         self,
         size: int,
@@ -157,7 +160,7 @@ class Ranks:
         servers = self._servers()
         for rank in range(self.size):
             ours, theirs = Pipe()
-            arguments = ["-m", "tests.distributed.worker", str(theirs.fileno())]
+            arguments = ["-m", self.worker, str(theirs.fileno())]
             environment = self._environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             with Path(self._logs.name, f"{rank}.log").open("ab") as log:
                 self._processes.append(

@@ -1,11 +1,7 @@
-"""Faults planted in runs on MindSpore, their place, rank and step drawn by chance, named from the files of all ranks.
-
-Run as a script, this file is one of the processes that train.
-"""
+"""Faults planted in runs on MindSpore, their place, rank and step drawn by chance, named from all ranks' files."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +11,7 @@ import pytest
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.naming import row_name
 from probe.core.rules.evaluate import module_of
-from tests.mindspore.processes import run
+from tests.distributed.ranks import Ranks
 from tests.mindspore.toys import HAS_IDENTITIES, ms, nn, tensor, watch
 from tests.required import require
 
@@ -173,28 +169,15 @@ def test_a_healthy_run_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 PARALLEL = [draw(kind, seed, RANKS) for seed, kind in enumerate(("nan weight", "overflow", "gradient", "bad batch"))]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where processes that have trained together have written."""
-    return run(__file__, RANKS, tmp_path_factory.mktemp("ranks"))
+def train_on_all_ranks(fault: Fault, seed: int) -> None:
+    """Runs on each rank."""
+    ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
+    train(fault, seed, ms.communication.get_rank(), reduced=True)
+    ms.reset_auto_parallel_context()
 
 
 @pytest.mark.parametrize("fault", PARALLEL, ids=lambda fault: fault.kind)
-def test_data_parallel(trained: Path, fault: Fault) -> None:
+def test_data_parallel(two_ranks: Ranks, fault: Fault, output_dir: Path) -> None:
     """The rank is named as well, although reduced gradients are bad on both in the same step."""
-    assert_named(analyse(trained / fault.kind), fault)
-
-
-def main() -> None:
-    """Run one training after the other in each process."""
-    ms.set_device("CPU")
-    ms.communication.init()
-    ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
-    root = os.environ["MONITOR_OUTPUT_DIR"]
-    for seed, fault in enumerate(PARALLEL):
-        os.environ["MONITOR_OUTPUT_DIR"] = f"{root}/{fault.kind}"
-        train(fault, seed, ms.communication.get_rank(), reduced=True)
-
-
-if __name__ == "__main__":
-    main()
+    two_ranks.run(train_on_all_ranks, fault, PARALLEL.index(fault))
+    assert_named(analyse(output_dir), fault)
