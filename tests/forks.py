@@ -47,14 +47,19 @@ class ForkServer:
     Args:
         modules: those to import, in this order.
         environment: its own. The path of its modules is that of all processes that it forks.
+        base: another one, from which it is forked with all that that one has imported.
     """
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], base: ForkServer | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.forks", str(theirs.fileno()), *modules]
-        self._process = subprocess.Popen(
-            command, env=dict(environment), cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
+        self._process: subprocess.Popen[bytes] | Forked
+        if base is None:
+            command = [sys.executable, "-m", "tests.forks", str(theirs.fileno()), *modules]
+            self._process = subprocess.Popen(
+                command, env=dict(environment), cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+        else:
+            self._process = base._fork((list(modules), dict(environment)), [theirs.fileno()])
         theirs.close()
         self._socket, self._turn = ours, threading.Lock()
 
@@ -80,10 +85,8 @@ class ForkServer:
         """
         become = {1: stdout, 2: stderr, **{number: number for number in pass_fds}, **files}
         become |= {} if stdin is None else {0: stdin}
-        request = pickle.dumps((executable, list(arguments), dict(environment), str(cwd), list(become)))
-        with self._turn:
-            socket.send_fds(self._socket, [request], list(become.values()))
-            return Forked(self, self._answer())
+        request = executable, list(arguments), dict(environment), str(cwd), list(become)
+        return self._fork(request, list(become.values()))
 
     def reap(self, pid: int) -> int:
         """The exit code of a process that has ended; negative if a signal ended it."""
@@ -95,6 +98,11 @@ class ForkServer:
         """Ends the server. Processes that it has forked go on."""
         self._socket.close()
         self._process.wait()
+
+    def _fork(self, request: tuple[object, ...], files: Sequence[int]) -> Forked:
+        with self._turn:
+            socket.send_fds(self._socket, [pickle.dumps(request)], files)
+            return Forked(self, self._answer())
 
     def _answer(self) -> int:
         answer = self._socket.recv(LONGEST)
@@ -150,6 +158,15 @@ def serve(control: socket.socket) -> tuple[str, list[str], dict[str, str], str]:
         threads = [each.name for each in Path("/proc/self/task").iterdir()]
         assert len(threads) == threading.active_count() == 1, f"cannot fork {threads}: {threading.enumerate()}"
         pid = os.fork()
+        if not pid and len(asked) == 2:  # another server
+            control.close()
+            control = socket.socket(fileno=received[0])
+            modules, environment = asked
+            os.environ.clear()
+            os.environ.update(environment)
+            customize(environment.get("PYTHONPATH", "").split(os.pathsep))
+            prepare(modules)
+            continue
         if not pid:
             control.close()
             *request, numbers = asked

@@ -29,12 +29,15 @@ signal.pause()
 SHOWN = "import os, sys; print(__name__, sys.argv[1:], os.environ['GIVEN'], os.getcwd(), json.__name__, flush=True)"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    """One that has imported a module."""
-    server = ForkServer(["json"], os.environ | {"PYTHONPATH": str(ROOT)})
+@pytest.fixture(scope="module", params=["started", "forked"])
+def server(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
+    """One that has imported a module, started itself or forked from another one."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    base = ForkServer([], environment) if request.param == "forked" else None
+    server = ForkServer(["json"], environment, base)
     yield server
-    server.close()
+    for each in filter(None, (server, base)):
+        each.close()
 
 
 def started(server: ForkServer, directory: Path, script: str) -> tuple[Forked, Path]:

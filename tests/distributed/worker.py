@@ -49,6 +49,7 @@ def answer(call: bytes) -> tuple[str, Any]:
 
 def serve(join: Callable[[Connection], None]) -> None:
     """Answers calls until there are no more."""
+    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     faulthandler.enable()  # the test ends what hangs by a signal that prints where
     pipe = Connection(int(sys.argv[1]))
     join(pipe)
