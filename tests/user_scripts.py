@@ -32,8 +32,8 @@ was forked after its import."""
 TRAINERS = (*TORCH, "transformers.trainer", "accelerate", "lightning.pytorch")
 """The same where a library trains with PyTorch."""
 RANKS = (
-    *(*TORCH, "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch.profiler", "duckdb"),
-    *("pytest", "probe.core.analysis.merge", "tests.distributed.worker"),
+    *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch._dynamo"),
+    *("torch.profiler", "duckdb", "pytest", "probe.pytorch", "probe.core.analysis.merge", "tests.distributed.worker"),
 )
 """What most tests of ranks import."""
 MINDSPORE = ("mindspore", "probe.mindspore")
