@@ -22,7 +22,8 @@ from mindspore.experimental import optim  # noqa: E402 - only where MindSpore is
 from probe.demo.mindspore.faults import _Amplify  # noqa: E402
 
 WIDTH, ROWS, RANKS = 8, 16, 2
-STEPS, WARM = 28, 12
+FIRST, LAST = 12, 16
+"""Steps between which a fault begins."""
 KINDS = {
     "nan weight": "NaN",
     "overflow": "overflow",
@@ -71,7 +72,7 @@ class Net(nn.Cell):
 def draw(kind: str, seed: int, ranks: int = 1) -> Fault:
     random = np.random.default_rng([seed, 0xCB])
     place = PLACES[kind][random.integers(len(PLACES[kind]))]
-    return Fault(kind, place, int(random.integers(ranks)), int(random.integers(WARM, STEPS - 11)))
+    return Fault(kind, place, int(random.integers(ranks)), int(random.integers(FIRST, LAST + 1)))
 
 
 class Planted:
@@ -127,7 +128,7 @@ def train(fault: Fault, seed: int, rank: int = 0, reduced: bool = False) -> None
     rules = ["AnomalyNan", "AnomalySpike", "AnomalyDead", "AnomalyFrozen", "AnomalyVanish"]
     settings: dict[str, Any] = {"ops": ["norm", "min", "max", "zeros"], "squash_name": False, "ndigits": None}
     monitor = watch(model, optimizer, alert={"rules": [{"rule_name": name} for name in rules]}, **settings)
-    for step in range(STEPS if fault.kind in ("dead", "frozen", "none") else fault.step + 3):
+    for step in range(fault.step + (8 if fault.kind in ("dead", "frozen", "none") else 3)):
         planted.step = step
         if apart and planted.strikes:
             ms.ops.assign(optimizer.param_groups[1]["lr"], 0.0)
