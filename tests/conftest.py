@@ -100,11 +100,15 @@ def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _quick_workers() -> None:
-    """Processes of ``multiprocessing`` are forked from one that has imported what they need."""
+def _quick_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Processes of ``multiprocessing`` are forked from one that has imported what they need; processes of xdist have
+    such servers together."""
     from tests import user_scripts
     from tests.quick_python import quick_python
 
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        user_scripts.shared = tmp_path_factory.getbasetemp().parent / "forks"
+        user_scripts.shared.mkdir(exist_ok=True)
     multiprocessing.set_executable(quick_python(*user_scripts.WORKERS))
 
 

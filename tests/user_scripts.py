@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import md5
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -46,6 +47,8 @@ QUEUED = {"MS_DEV_HOST_BLOCKING_RUN": "0"}
 _servers: dict[tuple[object, ...], ForkServer] = {}
 """Those started so far, by number and what they import: they end with this process."""
 _turn = threading.Lock()
+shared: Path | None = None
+"""Folder of the addresses of servers that processes of tests side by side have together; none if there is one such."""
 
 
 def forks(*modules: str, number: int = 0, path: tuple[str, ...] = ()) -> ForkServer:
@@ -65,7 +68,7 @@ def forks(*modules: str, number: int = 0, path: tuple[str, ...] = ()) -> ForkSer
             own = {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1", "GLOG_v": "4"}
             more = modules[len(before) :]
             installed = [each for each in more if find_spec(each.partition(".")[0])]
-            _servers[key] = ForkServer(installed, own, base)
+            _servers[key] = ForkServer(installed, own, base, shared and shared / md5(repr(key).encode()).hexdigest())
             atexit.register(_servers[key].close)
         return _servers[key]
 
