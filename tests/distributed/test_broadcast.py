@@ -174,6 +174,7 @@ def test_a_stranger_changes_nothing(two_ranks: Ranks, tmp_path: Path, own_store:
     ranks follow the first rank's file as without it, and count what was put there."""
     edits = [ON | {"collect_times": 2}]
     python = quick_python(*TORCH)
+    subprocess.run([python, "-c", ""], check=True)  # it is ready before ranks wait for it
     (one, faults), (other, more) = read_in_time(
         lambda folder, seconds: two_ranks.run(train, folder, seconds, address(own_store), edits, False, python),
         tmp_path,
