@@ -79,6 +79,9 @@ and of trainers need."""
 FOLDERS_TOGETHER = ("distributed", "mindspore")
 """Folders of which one process runs all other files: processes that have imported what these need are made once."""
 
+LONGEST_FOLDER = 70
+"""The address of a socket in it is at most 107 bytes."""
+
 # A shell that runs the tests in the background has them ignore it, and so every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -100,11 +103,16 @@ def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _quick_workers() -> None:
-    """Processes of ``multiprocessing`` are forked from one that has imported what they need."""
+def _quick_workers(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Processes of ``multiprocessing`` are forked from one that has imported what they need; processes of xdist have
+    such servers together."""
     from tests import user_scripts
     from tests.quick_python import quick_python
 
+    folder = tmp_path_factory.getbasetemp().parent / "forks"
+    if hasattr(pytestconfig, "workerinput") and len(str(folder)) < LONGEST_FOLDER:
+        folder.mkdir(exist_ok=True)
+        user_scripts.shared = folder
     multiprocessing.set_executable(quick_python(*user_scripts.WORKERS))
 
 

@@ -25,8 +25,8 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -47,16 +47,34 @@ class ForkServer:
     Args:
         modules: those to import, in this order.
         environment: its own. The path of its modules is that of all processes that it forks.
+        base: another one, from which it is forked with all that that one has imported.
+        address: path of a socket by which other processes ask the same server: the first of them starts it.
     """
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.forks", str(theirs.fileno()), *modules]
-        self._process = subprocess.Popen(
-            command, env=dict(environment), cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
-        theirs.close()
-        self._socket, self._turn = ours, threading.Lock()
+    def __init__(
+        self,
+        modules: Sequence[str],
+        environment: Mapping[str, str],
+        base: ForkServer | None = None,
+        address: Path | None = None,
+    ) -> None:
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | Forked | None = None
+        if address is None:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._process = _started(theirs, modules, environment, base)
+            return
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with locked(str(address)):
+            try:
+                self._socket.connect(str(address))
+            except OSError:  # there is none, or it has died
+                address.unlink(missing_ok=True)
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                listener.bind(str(address))
+                listener.listen()
+                _started(listener, modules, environment, base)
+                self._socket.connect(str(address))
 
     def start(
         self,
@@ -80,10 +98,8 @@ class ForkServer:
         """
         become = {1: stdout, 2: stderr, **{number: number for number in pass_fds}, **files}
         become |= {} if stdin is None else {0: stdin}
-        request = pickle.dumps((executable, list(arguments), dict(environment), str(cwd), list(become)))
-        with self._turn:
-            socket.send_fds(self._socket, [request], list(become.values()))
-            return Forked(self, self._answer())
+        request = executable, list(arguments), dict(environment), str(cwd), list(become)
+        return self._fork(request, list(become.values()))
 
     def reap(self, pid: int) -> int:
         """The exit code of a process that has ended; negative if a signal ended it."""
@@ -92,14 +108,41 @@ class ForkServer:
             return self._answer()
 
     def close(self) -> None:
-        """Ends the server. Processes that it has forked go on."""
+        """Ends the server, unless others ask it, too. Processes that it has forked go on."""
         self._socket.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
+
+    def _fork(self, request: tuple[object, ...], files: Sequence[int]) -> Forked:
+        with self._turn:
+            socket.send_fds(self._socket, [pickle.dumps(request)], files)
+            return Forked(self, self._answer())
 
     def _answer(self) -> int:
         answer = self._socket.recv(LONGEST)
-        assert answer, f"the fork server has ended with exit code {self._process.wait()}"
+        assert answer, f"the fork server has ended with exit code {self._process and self._process.wait()}"
         return int(pickle.loads(answer))
+
+
+def _started(
+    theirs: socket.socket, modules: Sequence[str], environment: Mapping[str, str], base: ForkServer | None
+) -> subprocess.Popen[bytes] | Forked:
+    """The process of a server that answers at this socket."""
+    with theirs:
+        if base is not None:
+            return base._fork((list(modules), dict(environment)), [theirs.fileno()])
+        command = [sys.executable, "-m", "tests.forks", str(theirs.fileno()), *modules]
+        return subprocess.Popen(
+            command, env=dict(environment), cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+
+
+@contextmanager
+def locked(address: str) -> Iterator[None]:
+    """Only one process at a time starts, joins or ends the server of this address."""
+    with Path(f"{address}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class Forked:
@@ -137,12 +180,15 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def serve(control: socket.socket) -> tuple[str, list[str], dict[str, str], str]:
-    """Answers requests. Returns only in a forked process: executable, arguments, environment and directory."""
+def serve(theirs: socket.socket) -> tuple[str, list[str], dict[str, str], str]:
+    """Answers requests. Returns only in a forked process: executable, arguments, environment and directory.
+
+    Args:
+        theirs: connection of the process that asks, or socket to which any number of processes connect.
+    """
+    sockets = Sockets(theirs)
     while True:
-        request, received, _, _ = socket.recv_fds(control, LONGEST, 64)
-        if not request:
-            os._exit(0)
+        control, request, received = sockets.next()
         asked = pickle.loads(request)
         if isinstance(asked, int):
             control.send(pickle.dumps(os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1])))
@@ -151,13 +197,60 @@ def serve(control: socket.socket) -> tuple[str, list[str], dict[str, str], str]:
         assert len(threads) == threading.active_count() == 1, f"cannot fork {threads}: {threading.enumerate()}"
         pid = os.fork()
         if not pid:
-            control.close()
-            *request, numbers = asked
-            take(received, numbers)
-            return tuple(request)
+            sockets.close()
+            if len(asked) > 2:
+                *what, numbers = asked
+                take(received, numbers)
+                return tuple(what)
+            modules, environment = asked  # of another server
+            sockets = Sockets(socket.socket(fileno=received[0]))
+            os.environ.clear()
+            os.environ.update(environment)
+            customize(environment.get("PYTHONPATH", "").split(os.pathsep))
+            prepare(modules)
+            continue
         for each in received:
             os.close(each)
         control.send(pickle.dumps(pid))
+
+
+class Sockets:
+    """Connections of those that ask a server; the process ends with the last of them."""
+
+    def __init__(self, theirs: socket.socket) -> None:
+        self._listener = theirs if theirs.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+        self._open = [theirs]
+
+    def next(self) -> tuple[socket.socket, bytes, list[int]]:
+        """A request, where it comes from, and the files that come with it."""
+        while True:
+            ready = select.select(self._open, [], [])[0][0]
+            if ready is self._listener:
+                self._open.append(ready.accept()[0])
+                continue
+            request, received = b"", list[int]()
+            with suppress(ConnectionResetError):
+                request, received, _, _ = socket.recv_fds(ready, LONGEST, 64)
+            if request:
+                return ready, request, received
+            ready.close()
+            self._open.remove(ready)
+            self._end_without_any()
+
+    def _end_without_any(self) -> None:
+        if self._listener is None:
+            os._exit(0)
+        if len(self._open) == 1:
+            address = self._listener.getsockname()
+            with locked(address):
+                if not select.select(self._open, [], [], 0)[0]:
+                    Path(address).unlink()
+                    os._exit(0)
+
+    def close(self) -> None:
+        """In a forked process."""
+        for each in self._open:
+            each.close()
 
 
 def take(received: Sequence[int], numbers: Sequence[int]) -> None:
@@ -273,8 +366,7 @@ def prepare(modules: Sequence[str]) -> None:
 def _main() -> tuple[str, list[str], dict[str, str], str]:
     atexit.register(leave)  # before all others, hence called after them
     prepare(sys.argv[2:])
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        return serve(control)
+    return serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":

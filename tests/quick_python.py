@@ -100,7 +100,8 @@ def _run(control: socket.socket, modules: Sequence[str], path: str) -> None:
         )
         for each in received:
             os.close(each)
-        control.send(pickle.dumps(process.pid))
+        with suppress(OSError):  # it has been ended meanwhile
+            control.send(pickle.dumps(process.pid))
         select.select([process.end, control], [], [])
         process.kill()  # unless it has ended
         with suppress(OSError):

@@ -16,6 +16,7 @@ import pytest
 
 from tests.forks import ROOT, Forked, ForkServer
 from tests.quick_python import quick_python
+from tests.waiting import wait_for
 
 CHILD = """
 import signal, subprocess, sys
@@ -29,12 +30,21 @@ signal.pause()
 SHOWN = "import os, sys; print(__name__, sys.argv[1:], os.environ['GIVEN'], os.getcwd(), json.__name__, flush=True)"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    """One that has imported a module."""
-    server = ForkServer(["json"], os.environ | {"PYTHONPATH": str(ROOT)})
+@pytest.fixture(scope="module", params=["started", "forked", "joined"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """One that has imported a module: started itself, forked from another one, or started by somebody else who has left
+    meanwhile."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    base = ForkServer([], environment) if request.param == "forked" else None
+    address = tmp_path_factory.mktemp("shared") / "server" if request.param == "joined" else None
+    others = [ForkServer(["json"], environment, None, address)] if address else []
+    server = ForkServer(["json"], environment, base, address)
+    for each in others:
+        each.close()
     yield server
-    server.close()
+    for each in filter(None, (server, base)):
+        each.close()
+    assert address is None or wait_for(lambda: not address.exists()), "the last one ends it"
 
 
 def started(server: ForkServer, directory: Path, script: str) -> tuple[Forked, Path]:

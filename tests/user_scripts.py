@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import md5
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -24,36 +25,50 @@ COMMANDS = (*sorted({path.partition(":")[0] for path in VERBS.values()}), "probe
 WORKERS = (*COMMANDS, "duckdb", "concurrent.futures.process", "multiprocessing.spawn")
 """What processes that read a run in pieces import."""
 TORCH = (
-    *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.run"),
-    *("probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching", *COMMANDS),
+    *(*COMMANDS, "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.run"),
+    *("probe.pytorch", "httpx", "tests.pytorch.toys", "tests.pytorch.watching"),
 )
 """What scripts import where PyTorch trains. Without DuckDB, which prints what it has not freed when a process ends that
 was forked after its import."""
 TRAINERS = (*TORCH, "transformers.trainer", "accelerate", "lightning.pytorch")
 """The same where a library trains with PyTorch."""
+RANKS = (
+    *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch._dynamo"),
+    *("torch.profiler", "duckdb", "pytest", "probe.pytorch", "probe.core.analysis.merge", "tests.distributed.worker"),
+)
+"""What most tests of ranks import."""
 MINDSPORE = ("mindspore", "probe.mindspore")
 """The same where MindSpore trains."""
+BASES = (RANKS, TORCH, COMMANDS)
+"""What processes that import more as well are forked with."""
 QUEUED = {"MS_DEV_HOST_BLOCKING_RUN": "0"}
 """Variables with which operators of MindSpore run behind the program, as those of users do."""
 
 _servers: dict[tuple[object, ...], ForkServer] = {}
 """Those started so far, by number and what they import: they end with this process."""
 _turn = threading.Lock()
+shared: Path | None = None
+"""Folder of the addresses of servers that processes of tests side by side have together; none if there is one such."""
 
 
-def forks(*modules: str, number: int = 0) -> ForkServer:
+def forks(*modules: str, number: int = 0, path: tuple[str, ...] = ()) -> ForkServer:
     """The process that has imported ``modules``, for all tests of this process.
 
     Args:
         modules: those of packages that are not installed are left out.
         number: of one of several such processes. The names of a set have another order in each.
+        path: folders of further packages, which come first.
     """
-    key = (number, *modules)
+    before = next((each for each in BASES if modules[: len(each)] == each and modules != each), ())
+    base = forks(*before, number=number) if before else None
+    key = (number, path, *modules)
     with _turn:
         if key not in _servers:
-            own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOG_v": "4"}
-            installed = [each for each in modules if find_spec(each.partition(".")[0])]
-            _servers[key] = ForkServer(installed, own)
+            folders = os.pathsep.join([*path, str(ROOT)])
+            own = {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1", "GLOG_v": "4"}
+            more = modules[len(before) :]
+            installed = [each for each in more if find_spec(each.partition(".")[0])]
+            _servers[key] = ForkServer(installed, own, base, shared and shared / md5(repr(key).encode()).hexdigest())
             atexit.register(_servers[key].close)
         return _servers[key]
 

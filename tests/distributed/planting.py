@@ -26,8 +26,8 @@ from probe.pytorch import TrainerMon  # noqa: E402
 from tests.tables import EVERY_SIGNAL  # noqa: E402
 
 WIDTH, ROWS, TIME = 8, 4, 6
-STEPS, WARM = 28, 12
-"""Steps of a run, and how many there are before anything can happen."""
+FIRST, LAST = 12, 16
+"""Steps between which a fault begins."""
 MICRO_BATCHES = 2
 SHARED = {"fc1": ColwiseParallel, "fc2": RowwiseParallel}
 OPS = ["min", "max", "norm", "zeros"]
@@ -125,7 +125,7 @@ def draw(kind: str, seed: int, ranks: int, staged: bool = False) -> Fault:
     }[kind]
     place = places[random.integers(len(places))]
     rank = 0 if staged and kind == "bad batch" else int(random.integers(ranks))
-    return Fault(kind, place, rank, int(random.integers(WARM, STEPS - 11)), int(random.integers(WIDTH)))
+    return Fault(kind, place, rank, int(random.integers(FIRST, LAST + 1)), int(random.integers(WIDTH)))
 
 
 class Planted:
@@ -219,8 +219,8 @@ def configuration(**more: Any) -> dict[str, Any]:
 
 
 def _steps(fault: Fault) -> range:
-    """Faults that are reported only after some time go on to the end; the others end soon after."""
-    return range(STEPS if fault.kind in ("dead", "frozen", "none") else fault.step + 4)
+    """Training goes on for longer where a fault is reported only after some steps."""
+    return range(fault.step + (8 if fault.kind in ("dead", "frozen", "none") else 4))
 
 
 def train(fault: Fault, seed: int, way: str) -> str:

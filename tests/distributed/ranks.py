@@ -10,7 +10,6 @@ What a test runs in them is a plain function of its own module::
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import signal
@@ -23,28 +22,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests import user_scripts
 from tests.forks import ROOT, Forked, ForkServer
 
 SECONDS = 120.0
 """After which a call is given up, and the processes ended."""
 GRACE = 10.0
 """How long the others may still take when one has raised: they may wait for it in a collective."""
-IMPORTED = (
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-    "torch._dynamo",
-    "torch.profiler",
-    "duckdb",
-    "pytest",
-    "probe.pytorch",
-    "probe.core.analysis.merge",
-    "tests.distributed.worker",
-)
-"""Modules of most tests, imported once for all ranks."""
-
-_servers: dict[tuple[object, ...], ForkServer] = {}
-"""Those started so far, by what they import: they end with this process."""
 
 
 class Ranks:
@@ -52,11 +36,14 @@ class Ranks:
 
     Args:
         packages: folders of ``.venv/versions`` that come first on the path, such as ``deepspeed-0.16.9``.
-        prepare: a module whose import in each process comes before anything else's.
+        prepare: a module that each process has imported before the test's.
         alike: all are forked from one process, which alone imports what they need: then the names of a set have the
             same order in all.
         environment: what else is set for them.
     """
+
+    worker = "tests.distributed.worker"
+    """Module that each process runs."""
 
     def __init__(
         self,
@@ -68,11 +55,10 @@ class Ranks:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.size, self._alike = size, alike
-        versions = [str(Path(sys.prefix) / "versions" / package) for package in packages]
+        self._versions = tuple(str(Path(sys.prefix) / "versions" / package) for package in packages)
         self._environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([*versions, str(ROOT)]),
-            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join([*self._versions, str(ROOT)]),
             "OMP_NUM_THREADS": "1",
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
@@ -157,7 +143,7 @@ class Ranks:
         servers = self._servers()
         for rank in range(self.size):
             ours, theirs = Pipe()
-            arguments = ["-m", "tests.distributed.worker", str(theirs.fileno())]
+            arguments = ["-m", self.worker, str(theirs.fileno())]
             environment = self._environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             with Path(self._logs.name, f"{rank}.log").open("ab") as log:
                 self._processes.append(
@@ -182,13 +168,11 @@ class Ranks:
     def _servers(self) -> list[ForkServer]:
         """One for the first rank and one for the others, unless all are to be alike: the names of a set have another
         order in each of the two."""
-        modules = [*filter(None, [self._prepare]), *IMPORTED]
-        keys = [(number, self._environment["PYTHONPATH"], *modules) for number in range(1 if self._alike else 2)]
-        for key in keys:
-            if key not in _servers:
-                _servers[key] = ForkServer(modules, self._environment)
-                atexit.register(_servers[key].close)
-        return [_servers[key] for key in keys]
+        numbers = range(1 if self._alike else 2)
+        for number in numbers:  # both import at the same time
+            user_scripts.forks(*user_scripts.RANKS, number=number)
+        more = [self._prepare] if self._prepare else []
+        return [user_scripts.forks(*user_scripts.RANKS, *more, number=each, path=self._versions) for each in numbers]
 
     def _kill(self) -> None:
         for process in self._processes:

@@ -15,7 +15,7 @@ from tests.distributed.models import Net, batch, loss_of
 from tests.distributed.ranks import Ranks
 from tests.quick_python import quick_python
 from tests.required import require
-from tests.user_scripts import COMMANDS
+from tests.user_scripts import TORCH
 from tests.waiting import free_port
 
 torch = require("torch")
@@ -56,8 +56,8 @@ except ConnectionRefusedError:
 """A process that can reach the address of the monitor's own store, and does not know the secret."""
 
 
-def interfere(address: bool | str, run: int) -> None:
-    """Run a stranger while this rank waits, in a process that knows no secret."""
+def interfere(python: str, address: bool | str, run: int) -> None:
+    """Run a stranger by an interpreter while this rank waits, in a process that knows no secret."""
     hostile = [{"dynamic_on": True, "wg_distribution": True}, {"dynamic_on": True, "print_struct": True}]
     if address is True:
         where = [os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], json.dumps(hostile), str(run)]
@@ -67,19 +67,19 @@ def interfere(address: bool | str, run: int) -> None:
         where, code, expected = [host, port], RAW_STRANGER, ["done the store of the first rank has another secret than"]
         expected.append("nobody listens elsewhere")
     known = {key: value for key, value in os.environ.items() if key != "PROBE_BROADCAST_SECRET"}
-    told = subprocess.check_output([quick_python(*COMMANDS), "-c", code, *where], env=known, text=True, timeout=60)
+    told = subprocess.check_output([python, "-c", code, *where], env=known, text=True, timeout=60)
     assert all(line.startswith(each) for line, each in zip(told.splitlines(), expected, strict=True))
 
 
 def train(
-    folder: str, seconds: float, address: bool | str, edits: list[dict[str, Any]], dies: bool, stranger: bool = False
+    folder: str, seconds: float, address: bool | str, edits: list[dict[str, Any]], dies: bool, stranger: str = ""
 ) -> tuple[list[int], dict[str, int]]:
     """The steps that this rank has collected, and what failed. The next edit is made when what the last one has asked
     for is over on all ranks; each rank has a directory and a file of its own.
 
     Args:
         dies: whether the second rank's monitor stops at once.
-        stranger: whether a process that is no rank has done what it can before the first edit.
+        stranger: the interpreter of a process that is no rank and has done what it can before the first edit.
     """
     from probe.pytorch import TrainerMon
 
@@ -102,7 +102,7 @@ def train(
         if dies and not leads:
             monitor.stop()
         if stranger and leads:
-            interfere(address, monitor._attachment.number)
+            interfere(stranger, address, monitor._attachment.number)
         for step in range(MOST_STEPS):
             settled = step >= 10 or not stranger  # by then steps are as short as they will be
             done = torch.tensor([float(settled and (len(collected) >= wanted or (dies and not leads)))])
@@ -173,8 +173,10 @@ def test_a_stranger_changes_nothing(two_ranks: Ranks, tmp_path: Path, own_store:
     """A process that can reach the store, and puts configurations into it, one of which would end training: the
     ranks follow the first rank's file as without it, and count what was put there."""
     edits = [ON | {"collect_times": 2}]
+    python = quick_python(*TORCH)
+    subprocess.run([python, "-c", ""], check=True)  # it is ready before ranks wait for it
     (one, faults), (other, more) = read_in_time(
-        lambda folder, seconds: two_ranks.run(train, folder, seconds, address(own_store), edits, False, stranger=True),
+        lambda folder, seconds: two_ranks.run(train, folder, seconds, address(own_store), edits, False, python),
         tmp_path,
     )
     assert one == other

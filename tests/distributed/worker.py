@@ -8,6 +8,8 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import reduce
 from importlib import import_module
@@ -45,18 +47,18 @@ def answer(call: bytes) -> tuple[str, Any]:
         return "raised", traceback.format_exc()
 
 
-def main() -> None:
+def serve(join: Callable[[Connection], None]) -> None:
+    """Answers calls until there are no more."""
+    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     faulthandler.enable()  # the test ends what hangs by a signal that prints where
     pipe = Connection(int(sys.argv[1]))
     join(pipe)
-    while True:
-        try:
-            call = pipe.recv_bytes()
-        except EOFError:
-            os._exit(0)  # nothing to tidy up, and a process group may wait for ranks that are gone
-        pipe.send_bytes(pickle.dumps(answer(call)))
-        gc.collect()
+    with suppress(EOFError):
+        while True:
+            pipe.send_bytes(pickle.dumps(answer(pipe.recv_bytes())))
+            gc.collect()
 
 
 if __name__ == "__main__":
-    main()
+    serve(join)
+    os._exit(0)  # nothing to tidy up, and a process group may wait for ranks that are gone

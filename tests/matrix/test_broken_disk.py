@@ -116,6 +116,7 @@ def steps_in(directory: Path) -> dict[str, set[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("framework", ["pytorch", "mindspore"], indirect=True)  # writers are the same for all
 def test_training_takes_no_notice_of_a_broken_disk(framework: Harness, library: Path, tmp_path: Path) -> None:
     """Whichever call fails, weights are those of an unwatched run; each fault is counted, and recording goes on."""
     plain, watched = trained(framework, library, tmp_path / "out", json.dumps(CONFIG))

@@ -19,7 +19,7 @@ from probe.core.monitor.trainer_mon import watcher_of
 from probe.launch.made_objects import FINDERS
 from probe.launch.trainer_run import TrainerRun
 from probe.launch.watch import ScriptWatch
-from tests.matrix.harness import Harness, Loop, Module, Tensor, train_step
+from tests.matrix.harness import FRAMEWORKS, Harness, Loop, Module, Tensor, train_step
 from tests.matrix.models import SQUARE
 from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, inputs
 
@@ -259,15 +259,20 @@ def program(framework: Harness, model: Module, optimizer: Any) -> Callable[[], N
     return end
 
 
-@pytest.mark.parametrize("front", [three_lines, callback, program])
+FRONTS = [
+    *((three_lines, framework) for framework in FRAMEWORKS),
+    (callback, "pytorch"),  # which is the same code for all
+    *((program, framework) for framework in ("pytorch", "mindspore")),  # which a command starts
+]
+
+
+@pytest.mark.parametrize(("front", "framework"), FRONTS, indirect=["framework"])
 def test_a_function_that_fails_while_a_monitor_attaches(
     framework: Harness, switch: Switch, front: Callable[..., Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """However it attaches, each function that is called then in turn: the weights are those of a training without a
     monitor, and nothing is left behind."""
     caplog.set_level(logging.CRITICAL, "probe")
-    if front is program and framework.TrainerMon.framework.name not in ("pytorch", "mindspore"):
-        pytest.skip("a framework without a command that starts it")
     plain_model, _, plain_loop = trained(framework)
     model, optimizer, loop = trained(framework)
     step(framework, model, loop)

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import pickle
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -85,19 +86,25 @@ for path, names in wanted.items():
 
 
 @pytest.mark.torch
-def test_documented_commands_run(tmp_path: Path) -> None:
-    """Each orders what rules have dumped, as `probe.core.anomaly_processor` does."""
+def test_documented_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each orders what rules have dumped, as `probe.core.anomaly_processor` does in a process of its own."""
     require("torch")
-    finding = {"rank": 0, "step": 3, "tag_name": "0:fc.weight/grad", "message": "nan", "group_mates": [0]}
+    numbers = dict.fromkeys(("rank", "step", "micro_step", "pp_stage", "vpp_stage", "call_id"), 0)
+    finding = {**numbers, "tag_name": "0:fc.weight/rank0/post_grad", "message": "nan", "group_mates": [0]}
     (tmp_path / "rank0").mkdir()
     (tmp_path / "rank0" / "anomaly.json").write_text(json.dumps({"one": finding}), encoding="utf-8")
-    outputs = []
-    for module in (*(path.replace("msprobe", "probe") for path in RUN), "probe.core.anomaly_processor"):
-        command = [sys.executable, "-m", module, "-d", str(tmp_path), "-o", str(tmp_path / "found.json")]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        outputs.append((done.returncode, done.stdout, done.stderr))
-    assert outputs == [outputs[-1]] * 3
-    assert "found.json" in outputs[0][1]
+    options = ["-d", str(tmp_path), "-o", str(tmp_path / "found.json")]
+    command = [sys.executable, "-m", "probe.core.anomaly_processor", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "found.json" in done.stdout
+    for module in (path.replace("msprobe", "probe") for path in RUN):
+        monkeypatch.setattr(sys, "argv", [module, *options])
+        with pytest.raises(SystemExit) as end:  # as `python -m` finds and runs it
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        assert (end.value.code or 0, *capfd.readouterr()) == (0, done.stdout, done.stderr)
 
 
 def test_no_framework_is_imported_where_the_path_names_none() -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.ranks import Ranks
+from tests.mindspore.processes import MindSporeRanks
+
 
 @pytest.fixture
 def graph_mode() -> Iterator[None]:
@@ -33,3 +36,11 @@ def same_gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
             losses = train()
             (root / f"{name}.json").write_text(json.dumps(losses))
     return root
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    """Two processes in MindSpore's group."""
+    ranks = MindSporeRanks(2)
+    yield ranks
+    ranks.close()

@@ -8,17 +8,17 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from tests import user_scripts
-from tests.quick_python import quick_python
+from tests.distributed.ranks import Ranks
+from tests.forks import ROOT, Forked, ForkServer
 from tests.waiting import free_port
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 120
 """After which a process is given up."""
+SCHEDULER = "import mindspore as ms; ms.set_device('CPU'); ms.communication.init()"
 AFTER_PYTHON = re.compile(
     r"Fatal Python error: Segmentation fault\n\nThread 0x\w+ \(most recent call first\):\n  <no Python frame>\n"
 )
@@ -34,42 +34,60 @@ def queued(function: Callable[[], Any], folder: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def run(script: str, ranks: int, root: Path) -> Path:
-    """Runs ``script`` in ``ranks`` processes; Python must end with exit code 0 in all. Returns where monitors have
-    written."""
-    port = free_port()
-    environment = os.environ | {
-        "MS_WORKER_NUM": str(ranks),
-        "MS_SCHED_HOST": "127.0.0.1",
-        "MS_SCHED_PORT": str(port),
-        "MONITOR_OUTPUT_DIR": str(root / "out"),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",
-    }
-    roles = [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(number)} for number in range(ranks)]
-    with ExitStack() as ending:
-        workers, files = [], []
-        for role in ({"MS_ROLE": "MS_SCHED"}, *roles):
-            log = ending.enter_context((root / f"{''.join(role.values())}.log").open("w"))
-            command = [quick_python(*user_scripts.MINDSPORE), script]
-            process = subprocess.Popen(command, cwd=root, env=environment | role, stdout=log, stderr=log)
-            ending.callback(process.wait)
-            ending.callback(process.kill)
-            if role in roles:
-                workers.append(process)
-                files.append(Path(log.name))
-        with suppress(subprocess.TimeoutExpired):
-            for worker in workers:
-                worker.wait(SECONDS)
-        codes = [worker.poll() for worker in workers]
-        for worker in workers:
-            with suppress(subprocess.TimeoutExpired):
-                worker.send_signal(signal.SIGABRT)  # one that still runs prints where it stands
-                worker.wait(SECONDS)
-    for number, file in enumerate(files):
-        if codes[number] == -signal.SIGSEGV and AFTER_PYTHON.search(file.read_text(encoding="utf-8", errors="replace")):
-            codes[number] = 0
-    logs = "\n".join(path.read_text(encoding="utf-8", errors="replace")[-3000:] for path in sorted(root.glob("*.log")))
-    assert codes == [0] * ranks, f"exit codes {codes}\n{logs}"
-    return root / "out"
+class MindSporeRanks(Ranks):
+    """Processes that train together on MindSpore, with the scheduler that they need. Python must end with exit code 0
+    in all."""
+
+    worker = "tests.mindspore.worker"
+
+    def __init__(self, size: int) -> None:
+        of_mindspore = {
+            "MS_ROLE": "MS_WORKER",
+            "MS_WORKER_NUM": str(size),
+            "MS_SCHED_HOST": "127.0.0.1",
+            "MS_RETRY_INTERVAL_LOWER": "0",  # otherwise processes that do not meet at once wait for 3 to 5 seconds
+            "MS_RETRY_INTERVAL_UPPER": "1",
+        }
+        super().__init__(size, environment=of_mindspore)
+        self._scheduler: Forked | None = None
+
+    def close(self) -> None:
+        """Lets the processes end.
+
+        Raises:
+            AssertionError: if one ends with another exit code than 0.
+        """
+        for pipe in self._pipes:
+            pipe.close()
+        codes = [self._code(process) for process in self._processes]
+        for rank, code in enumerate(codes):
+            if code == -signal.SIGSEGV and AFTER_PYTHON.search(self._printed(rank)):
+                codes[rank] = 0
+        printed = "\n".join(map(self._printed, range(len(codes))))
+        super().close()
+        assert not any(codes), f"exit codes {codes}\n{printed}"
+
+    def _code(self, process: Forked) -> int:
+        try:
+            return process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # prints where it stands
+            return process.wait(SECONDS)
+
+    def _start(self) -> None:
+        (server,) = self._servers()
+        self._environment["MS_SCHED_PORT"] = str(free_port())
+        environment = self._environment | {"MS_ROLE": "MS_SCHED"}
+        with Path(os.devnull).open("w") as nothing:
+            output = {"stdout": nothing.fileno(), "stderr": nothing.fileno()}
+            self._scheduler = server.start(["-c", SCHEDULER], environment=environment, cwd=str(ROOT), **output)
+        super()._start()
+
+    def _servers(self) -> list[ForkServer]:
+        return [user_scripts.forks(*user_scripts.MINDSPORE)]
+
+    def _kill(self) -> None:
+        super()._kill()
+        if self._scheduler is not None:
+            self._scheduler.kill()
+            self._scheduler.wait()

@@ -1,7 +1,4 @@
-"""Changes that ranks announce through a store, on MindSpore.
-
-Run as a script, this file is one of the processes that train.
-"""
+"""Changes that ranks announce through a store, on MindSpore."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.mindspore.processes import run
+from tests.distributed.ranks import Ranks
 from tests.mindspore.toys import Deep, TrainerMon, ms, nn, one_step, tensor
 from tests.waiting import free_port
 
@@ -22,7 +19,7 @@ RANKS = 2
 SECONDS = (1.0, 8.0, 60.0)
 """Times in which a rank is to have read an announcement, each tried if one was read too late in the time before."""
 MOST_STEPS = 100_000
-ADDRESS, WITHIN = "TEST_BROADCAST_ADDRESS", "TEST_BROADCAST_SECONDS"
+SECRET = "what the ranks of this test share"
 STRANGER = """
 import socket, sys
 from probe.core.distributed.address_store import Client
@@ -39,16 +36,14 @@ except ConnectionRefusedError:
 """A process that is no rank, and can reach the address."""
 
 
-def train() -> None:
-    """Train in each process until both have collected by the file of the first one of step 10."""
-    ms.set_device("CPU")
-    ms.communication.init()
+def train(folder: Path, seconds: float, address: str) -> tuple[list[int], dict[str, int]]:
+    """Train in each process until both have collected by the file of the first one of step 10: the steps collected, and
+    what failed."""
     rank = ms.communication.get_rank()
-    own = Path(os.environ["MONITOR_OUTPUT_DIR"]) / f"host{rank}"
-    own.mkdir(parents=True)
-    os.environ.update(DYNAMIC_MONITOR="True", MONITOR_OUTPUT_DIR=str(own))
-    seconds = float(os.environ[WITHIN])
-    config = {"format": "api", "dynamic_seconds": seconds, "dynamic_broadcast": os.environ[ADDRESS]}
+    own = folder / f"host{rank}"
+    own.mkdir()
+    os.environ.update(DYNAMIC_MONITOR="True", MONITOR_OUTPUT_DIR=str(own), PROBE_BROADCAST_SECRET=SECRET)
+    config = {"format": "api", "dynamic_seconds": seconds, "dynamic_broadcast": address}
     file = own / "monitor.json"
     file.write_text(json.dumps(config))
     net = Deep()
@@ -58,7 +53,7 @@ def train() -> None:
     with TrainerMon(file) as monitor:
         monitor.set_monitor(net, 1, optimizer)
         if rank == 0:
-            told = subprocess.check_output([sys.executable, "-c", STRANGER, os.environ[ADDRESS]], text=True, timeout=60)
+            told = subprocess.check_output([sys.executable, "-c", STRANGER, address], text=True, timeout=60)
             assert told.split("\n") == ["refused", "nobody listens elsewhere", ""]
         for step in range(MOST_STEPS):
             if total(tensor(np.array([len(collected) >= 2], np.float32))).asnumpy()[0] == RANKS:
@@ -68,21 +63,16 @@ def train() -> None:
             one_step(net, optimizer)
             if monitor.generate_wgrad_metrics()[0]:
                 collected.append(step)
-    (own / "told.json").write_text(json.dumps([collected, monitor.faults]))
+    del os.environ["DYNAMIC_MONITOR"], os.environ["PROBE_BROADCAST_SECRET"]
+    return collected, monitor.faults
 
 
-def test_a_change_of_the_first_ranks_file_holds_on_all_ranks_from_one_step_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_of_the_first_ranks_file_holds_on_all_ranks_from_one_step_on(two_ranks: Ranks, tmp_path: Path) -> None:
     """Each process has a directory and a file of its own; a stranger at the store changes nothing."""
-    monkeypatch.setenv("PROBE_BROADCAST_SECRET", "what the ranks of this test share")
     for seconds in SECONDS:
-        monkeypatch.setenv(WITHIN, str(seconds))
-        monkeypatch.setenv(ADDRESS, f"127.0.0.1:{free_port()}")
         folder = tmp_path / f"{seconds:g}"
         folder.mkdir()
-        out = run(__file__, RANKS, folder)
-        told = [json.loads((out / f"host{rank}/told.json").read_text()) for rank in range(RANKS)]
+        told = two_ranks.run(train, folder, seconds, f"127.0.0.1:{free_port()}")
         if not any("TimeoutError" in name for _, faults in told for name in faults):
             break
     (one, faults), (other, more) = told
@@ -96,12 +86,8 @@ def test_a_change_of_the_first_ranks_file_holds_on_all_ranks_from_one_step_on(
 def test_an_address_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before training: MindSpore's processes do not meet in a store."""
     monkeypatch.setenv("RANK_SIZE", "2")
-    monkeypatch.setenv("PROBE_BROADCAST_SECRET", "what the ranks of this test share")
+    monkeypatch.setenv("PROBE_BROADCAST_SECRET", SECRET)
     monitor = TrainerMon({"wg_distribution": True, "dynamic_broadcast": True, "format": "api"})
     net = Deep()
     with pytest.raises(ValueError, match=r"dynamic_broadcast: true: mindspore keeps no store.*free port"):
         monitor.set_monitor(net, 1, nn.SGD(net.trainable_params(), 0.1))
-
-
-if __name__ == "__main__":
-    train()

@@ -1,15 +1,10 @@
-"""Tensors that two processes exchange through MindSpore's communication functions.
-
-Run as a script, this file is one of the processes.
-"""
+"""Tensors that two processes exchange through MindSpore's communication functions."""
 
 from __future__ import annotations
 
 import csv
 import importlib
 import inspect
-import json
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.mindspore.processes import run
+from tests.distributed.ranks import Ranks
 from tests.mindspore.toys import ms, nn, tensor
 
 from probe.mindspore import TrainerMon, TrainingStopped  # isort: skip
@@ -57,14 +52,10 @@ def differences(before: dict[str, Any]) -> list[str]:
     return [name for name, value in before.items() if now[name] is not value]
 
 
-def train() -> None:
-    """Run in each process, and write its results to a file."""
-    ms.set_device("CPU")
-    ms.communication.init()
-    if os.environ["MS_ROLE"] == "MS_SCHED":
-        return
+def train() -> tuple[dict[str, Any], str]:
+    """What each process has found, and where its monitor has written."""
     mint = importlib.import_module("mindspore.mint.distributed")
-    rank, root, found = ms.communication.get_rank(), os.environ["MONITOR_OUTPUT_DIR"], {}
+    rank, found = ms.communication.get_rank(), dict[str, Any]()
     before = functions()
     kept = mint.all_reduce  # by a module that was loaded earlier
     TrainerMon(SETTINGS).stop()
@@ -100,8 +91,7 @@ def train() -> None:
     found["findings"] = [(f.rule, f.rank, f.step, f.key.name.split(".")[0], f.key.part) for f in monitor.findings]
     found["failures"] = [failure(listening) for listening in (False, True)]
     found["stopped"] = stop_after_the_log(mint, net, optimizer, gradients)
-    Path(root, f"found{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    Path(root, f"directory{rank}.txt").write_text(str(monitor.output_directory), encoding="utf-8")
+    return found, str(monitor.output_directory)
 
 
 def failure(listening: bool) -> list[str]:
@@ -140,20 +130,20 @@ def stop_after_the_log(mint: Any, net: Any, optimizer: Any, gradients: Any) -> i
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], list[dict[str, str]]]]:
+def heard(
+    two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[dict[str, Any], list[dict[str, str]]]]:
     """Results of each process, and the rows that it wrote."""
-    root = tmp_path_factory.mktemp("ranks")
-    (root / "out").mkdir()
-    out = run(__file__, RANKS, root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path_factory.mktemp("ranks")))
+        found = two_ranks.run(train)
     answers = []
-    for rank in range(RANKS):
-        found = json.loads((out / f"found{rank}.json").read_text(encoding="utf-8"))
+    for each, directory in found:
         rows: list[dict[str, str]] = []
-        directory = Path((out / f"directory{rank}.txt").read_text(encoding="utf-8"))
-        for path in sorted(directory.glob("other_*.csv")):
+        for path in sorted(Path(directory).glob("other_*.csv")):
             with path.open(newline="", encoding="utf-8") as file:
                 rows += csv.DictReader(file)
-        answers.append((found, rows))
+        answers.append((each, rows))
     return answers
 
 
@@ -205,7 +195,7 @@ def test_rows_hold_what_was_given_and_what_was_got(heard: Any) -> None:
 
 def test_the_rank_that_sent_nan_is_named(heard: Any) -> None:
     assert heard[0][0]["findings"] == []
-    assert heard[1][0]["findings"] == [["AnomalyCommNan", 1, 1, "all_reduce", "pre"]]
+    assert heard[1][0]["findings"] == [("AnomalyCommNan", 1, 1, "all_reduce", "pre")]
 
 
 def test_nothing_is_disturbed(heard: Any) -> None:
@@ -223,7 +213,3 @@ def test_nothing_is_disturbed(heard: Any) -> None:
 
 def test_log_only_stops_both_in_the_same_step(heard: Any) -> None:
     assert [found["stopped"] for found, _ in heard] == [1, 1]
-
-
-if __name__ == "__main__":
-    train()

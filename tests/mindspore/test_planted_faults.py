@@ -1,11 +1,7 @@
-"""Faults planted in runs on MindSpore, their place, rank and step drawn by chance, named from the files of all ranks.
-
-Run as a script, this file is one of the processes that train.
-"""
+"""Faults planted in runs on MindSpore, their place, rank and step drawn by chance, named from all ranks' files."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +11,7 @@ import pytest
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.naming import row_name
 from probe.core.rules.evaluate import module_of
-from tests.mindspore.processes import run
+from tests.distributed.ranks import Ranks
 from tests.mindspore.toys import HAS_IDENTITIES, ms, nn, tensor, watch
 from tests.required import require
 
@@ -26,7 +22,8 @@ from mindspore.experimental import optim  # noqa: E402 - only where MindSpore is
 from probe.demo.mindspore.faults import _Amplify  # noqa: E402
 
 WIDTH, ROWS, RANKS = 8, 16, 2
-STEPS, WARM = 28, 12
+FIRST, LAST = 12, 16
+"""Steps between which a fault begins."""
 KINDS = {
     "nan weight": "NaN",
     "overflow": "overflow",
@@ -75,7 +72,7 @@ class Net(nn.Cell):
 def draw(kind: str, seed: int, ranks: int = 1) -> Fault:
     random = np.random.default_rng([seed, 0xCB])
     place = PLACES[kind][random.integers(len(PLACES[kind]))]
-    return Fault(kind, place, int(random.integers(ranks)), int(random.integers(WARM, STEPS - 11)))
+    return Fault(kind, place, int(random.integers(ranks)), int(random.integers(FIRST, LAST + 1)))
 
 
 class Planted:
@@ -131,7 +128,7 @@ def train(fault: Fault, seed: int, rank: int = 0, reduced: bool = False) -> None
     rules = ["AnomalyNan", "AnomalySpike", "AnomalyDead", "AnomalyFrozen", "AnomalyVanish"]
     settings: dict[str, Any] = {"ops": ["norm", "min", "max", "zeros"], "squash_name": False, "ndigits": None}
     monitor = watch(model, optimizer, alert={"rules": [{"rule_name": name} for name in rules]}, **settings)
-    for step in range(STEPS if fault.kind in ("dead", "frozen", "none") else fault.step + 3):
+    for step in range(fault.step + (8 if fault.kind in ("dead", "frozen", "none") else 3)):
         planted.step = step
         if apart and planted.strikes:
             ms.ops.assign(optimizer.param_groups[1]["lr"], 0.0)
@@ -173,28 +170,15 @@ def test_a_healthy_run_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 PARALLEL = [draw(kind, seed, RANKS) for seed, kind in enumerate(("nan weight", "overflow", "gradient", "bad batch"))]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where processes that have trained together have written."""
-    return run(__file__, RANKS, tmp_path_factory.mktemp("ranks"))
+def train_on_all_ranks(fault: Fault, seed: int) -> None:
+    """Runs on each rank."""
+    ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
+    train(fault, seed, ms.communication.get_rank(), reduced=True)
+    ms.reset_auto_parallel_context()
 
 
 @pytest.mark.parametrize("fault", PARALLEL, ids=lambda fault: fault.kind)
-def test_data_parallel(trained: Path, fault: Fault) -> None:
+def test_data_parallel(two_ranks: Ranks, fault: Fault, output_dir: Path) -> None:
     """The rank is named as well, although reduced gradients are bad on both in the same step."""
-    assert_named(analyse(trained / fault.kind), fault)
-
-
-def main() -> None:
-    """Run one training after the other in each process."""
-    ms.set_device("CPU")
-    ms.communication.init()
-    ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
-    root = os.environ["MONITOR_OUTPUT_DIR"]
-    for seed, fault in enumerate(PARALLEL):
-        os.environ["MONITOR_OUTPUT_DIR"] = f"{root}/{fault.kind}"
-        train(fault, seed, ms.communication.get_rank(), reduced=True)
-
-
-if __name__ == "__main__":
-    main()
+    two_ranks.run(train_on_all_ranks, fault, PARALLEL.index(fault))
+    assert_named(analyse(output_dir), fault)

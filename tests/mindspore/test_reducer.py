@@ -1,7 +1,4 @@
-"""Data parallelism: ``grad_unreduced`` is the input of ``nn.DistributedGradReducer``, ``grad_reduced`` its output.
-
-Run as a script, this file is one of the processes that train.
-"""
+"""Data parallelism: ``grad_unreduced`` is the input of ``nn.DistributedGradReducer``, ``grad_reduced`` its output."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.mindspore.processes import run
+from tests.distributed.ranks import Ranks
 from tests.mindspore.toys import Deep, ms, nn, one_step, tensor, watch
 from tests.tables import Row, read
 
@@ -31,13 +28,10 @@ def inputs(rank: int, micro_batch: int) -> np.ndarray:
     return X * (1 + rank + 2 * micro_batch)
 
 
-def train() -> None:
+def train(root: str) -> None:
     """Run the same steps twice in each process, with gradients by step and by micro batch."""
-    ms.set_device("CPU")
-    ms.communication.init()
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
     rank = ms.communication.get_rank()
-    root = os.environ["MONITOR_OUTPUT_DIR"]
     for each in (False, True):
         os.environ["MONITOR_OUTPUT_DIR"] = f"{root}/{each}"
         net = nn.Dense(2, 1, weight_init=tensor(W), bias_init=tensor(B))
@@ -50,6 +44,7 @@ def train() -> None:
             grads = [differentiated(tensor(inputs(rank, number)))[1] for number in range(micro_batches)]
             optimizer(reducer(tuple(sum(parts[1:], parts[0]) for parts in zip(*grads, strict=True))))
         monitor.stop()
+    ms.reset_auto_parallel_context()
 
 
 def own_gradients(rank: int, micro_batch: int, weight: np.ndarray, bias: np.ndarray) -> dict[str, np.ndarray]:
@@ -70,9 +65,11 @@ def by_hand() -> Iterator[tuple[list[list[dict[str, np.ndarray]]], dict[str, np.
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where processes that have trained together have written."""
-    return run(__file__, RANKS, tmp_path_factory.mktemp("ranks"))
+    root = tmp_path_factory.mktemp("ranks")
+    two_ranks.run(train, str(root))
+    return root
 
 
 def directory(trained: Path, each: bool, rank: int) -> Path:
@@ -158,7 +155,3 @@ def test_the_class_of_reducers_is_as_it_was_when_attaching_fails() -> None:
     with pytest.raises(ValueError, match="nowhere"):
         watch(net, optimizer, targets={"nowhere": {}})
     assert vars(nn.DistributedGradReducer) == before
-
-
-if __name__ == "__main__":
-    train()
