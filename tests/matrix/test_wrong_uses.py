@@ -599,12 +599,19 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "no time": (lambda m: m.promise(-5), "promise: expected seconds above 0, got -5: it is left out"),
     "no seconds": (lambda m: m.flush("now"), "flush: expected seconds, got 'now'"),
     "no state": (lambda m: m.load_state_dict(3), "load_state_dict: expected what state_dict has returned, got 3"),
-    "no listener": (lambda m: m.on_snapshot("x"), "on_snapshot: expected a function, got 'x'"),
+    "no listener": (lambda m: m.on_snapshot("x"), "on_snapshot: expected a function of one argument, got 'x'"),
     "numbers that are not collected": (
         lambda m: m.generate_xy_metrics(),
         "xy_distribution: expected true where these numbers are asked for, got false",
     ),
-    "no listener of steps": (lambda m: m.on_run_step(None), "on_run_step: expected a function, got None"),
+    "no listener of steps": (lambda m: m.on_run_step(lambda: 0), "on_run_step: expected a function of one argument"),
+    "no ended number": (lambda m: m.log_ended(), "log_ended: expected numbers by name, such as log_ended(loss=2.5)"),
+    "too few arguments": (lambda m: m.promise(), "promise: no effect: expected promise(seconds), got missing 1"),
+    "too many arguments": (lambda m: m.flush(1, 2), "flush: no effect: expected flush(timeout=30.0), got takes from"),
+    "a number without its name": (
+        lambda m: m.log_ended(2.5),
+        "log_ended: no effect: expected log_ended(**values), got",
+    ),
 }
 
 
@@ -621,15 +628,47 @@ def test_mistakes_while_training_runs(parts: Parts, caplog: pytest.LogCaptureFix
     assert (monitor.step, callable(monitor.log), monitor.ops) == (0, True, ["norm"])
     assert type(monitor.step) is int  # a checkpoint of the program may hold it
     monitor.stop()
-    for _ in range(2):
-        monitor.log(loss=1.0)
-        assert monitor.generate_wgrad_metrics() == ({}, {})
-    for text in (
-        "log: the run has ended, so nothing is recorded; call log before",
-        "got one that has ended: no numbers; call",
-    ):
-        assert caplog.text.count(text) == 1
     assert "phase: expected that each is left before" not in caplog.text
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "log": lambda m: m.log(loss=1.0),
+    "log_ended": lambda m: m.log_ended(loss=1.0),
+    "phase": lambda m: m.phase("data").__enter__(),
+    "promise": lambda m: m.promise(5),
+    "commands": lambda m: m.commands() or None,
+    "load_state_dict": lambda m: m.load_state_dict({}),
+    "generate_wgrad_metrics": lambda m: None if m.generate_wgrad_metrics() == ({}, {}) else m,
+    "generate_xy_metrics": lambda m: None if m.generate_xy_metrics() == ({}, {}) else m,
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "lack"),
+    [
+        ("unset", "expected a model that is watched, got none; call set_monitor first"),
+        ("ended", "expected a run in progress, got one that has ended; call it before stop()"),
+        ("forked", "expected the process that trains, got one that was forked from it; call it there"),
+    ],
+)
+def test_calls_without_effect(
+    parts: Parts, state: str, lack: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is told once: before a model is watched, after the end, and in a process that does not train."""
+    monitor, calls = parts.new(WG), dict(CALLS)
+    if state != "unset":
+        monitor.set_monitor(parts.model, 1, parts.optimizer)
+    if state == "ended":
+        monitor.stop()
+    with monkeypatch.context() as patch:
+        if state == "forked":
+            patch.setattr("os.getpid", lambda: 0)
+            calls |= {"stop": lambda m: m.stop(), "flush": lambda m: None if m.flush() else m}
+        for call in [*calls.values()] * 2:
+            assert call(monitor) is None
+    logged = [text for text in caplog.messages if ": no effect: " in text]
+    assert logged == [f"{name}: no effect: {lack}" for name in calls]
+    monitor.stop()
 
 
 def test_a_phase_that_lasts_to_the_end(parts: Parts, caplog: pytest.LogCaptureFixture) -> None:

@@ -81,8 +81,15 @@ class CheckedAttributes(PassedToTrainer):
         super().__setattr__(name, value)
 
     def __getstate__(self) -> object:
-        """Refuse to be copied or saved, as threads and files cannot be."""
-        raise TypeError(f"a {type(self).__name__} cannot be copied or saved; expected its state_dict(): save that")
+        """Refuse to be copied, saved or sent, as threads and files cannot be."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied, saved or sent to another process; expected its state_dict(): "
+            "save that, or make a monitor in each process"
+        )
+
+    def _lack(self, needs: str) -> str | None:  # noqa: ARG002 - of a monitor with states
+        """Return the reason for which a call has no effect; empty if it is known already, None if there is none."""
+        return None
 
     def _report(self, text: str, *values: object) -> None:
         """Log a mistake of the program, once for each text."""
