@@ -26,11 +26,12 @@ from probe.core.config.schema import Settings
 from probe.core.control.command_requests import ReduceLearningRate
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.messages import lines
+from probe.core.monitor.legacy import NEVER_BEGUN
 from probe.core.monitor.subject import warnings_for
 from probe.core.monitor.trainer_mon import NEVER_SET
 from probe.core.monitor_v2.configuration import read_monitor_v2
 from probe.core.monitor_v2.trainer import NEVER_STARTED, TrainerMonitorV2
-from probe.launch.trainer_run import NEVER_BEGUN, TrainerRun
+from probe.launch.trainer_run import TrainerRun
 from probe.services.performance import PerformanceMonitor
 from tests.core.storage.run_files import write_run
 from tests.matrix.harness import Harness

@@ -171,7 +171,9 @@ def _form(annotation: Any, value: object, is_list: bool) -> str:
     if is_list and get_origin(bare) is tuple and not isinstance(value, list | tuple):
         if isinstance(value, str) and get_args(bare) and str in (get_args(bare)[0], peel(get_args(bare)[0])[0]):
             return message("; write {text}", text=json.dumps([part.strip() for part in value.split(",")]))
-        return message("; write it in brackets: [...]") if isinstance(value, Mapping) else ""
+        if get_args(bare) and peel(get_args(bare)[0])[0] in (int, float):
+            return message("; write numbers in brackets, such as [0, 1]")
+        return message("; write it in brackets: [...]")
     if get_origin(bare) is dict and not isinstance(value, Mapping):
         return message("; write a key before each value")
     if isinstance(bare, type) and issubclass(bare, BaseModel) and not isinstance(value, Mapping):

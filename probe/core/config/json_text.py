@@ -153,6 +153,7 @@ _SIGNS = {
     "#": message("expected a key, a value or a comma, got #; JSON has no # comments: write //"),
     "'": message('expected double quotes, got a single quote; write "..."'),
     "/": message("expected a value, got /; a comment that begins with /* ends with */"),
+    **dict.fromkeys("“”‘’", message('expected a straight double quote, got a curly one; write "..."')),
     "=": message("expected a colon, got =; write : between a key and its value"),
 }
 

@@ -27,6 +27,7 @@ OPTIMIZER_TYPES = (
     "DeepSpeedZeroOptimizer_Stage3",
 )
 """Former values of ``opt_ty``. The type of the optimizer is now read from the optimizer itself."""
+NEVER_BEGUN = "a callback of probe was made, and saw no training begin: pass it to the trainer, before training"
 _OF_CALLBACKS = frozenset({"on_init_end", "on_train_begin", "state_key", "setup", "run_event"})
 """Attributes that trainers read first of their callbacks."""
 

@@ -30,7 +30,10 @@ from probe.core.run_state.rules import RunStep
 from probe.core.run_state.run_numbers import RunNumbers
 
 _log = logging.getLogger("probe")
-NEVER_SET = "TrainerMon was made, and nothing was watched: call set_monitor(model, grad_acc_steps, optimizer), too"
+NEVER_SET = (
+    "TrainerMon was made, and nothing was watched: call set_monitor(model, grad_acc_steps, optimizer), too; a trainer "
+    "takes a ProbeCallback in its place"
+)
 UNWATCHED = "expected a model that is watched, got none; call set_monitor first"
 REPLACED = (
     "set_monitor: a monitor of the same configuration watched this model (a cell of a notebook that ran again?): it "

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from probe.core.checks import CHECKS, CheckFinding
 from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import CollectedSteps
-from probe.core.hindsight.onset import Onset
 from probe.core.faults import SINK
+from probe.core.hindsight.onset import Onset
 from probe.core.instrumentation.context import CAPTURED
 from probe.core.judged_findings import is_located, of_check, of_number
 from probe.core.language import Message, message

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probe.core.errors import missing
+from probe.core.monitor import arguments
 from probe.core.naming import LOSS, VAL_LOSS
 from probe.launch.trainer_run import NumberReceiver, Source, TrainerRun, Watching, harmless
 from probe.pytorch.adapter import TrainerMon
@@ -33,6 +34,7 @@ class LightningCallback(Watching, Callback):
 
     monitor_class = TrainerMon
 
+    @arguments.checked("config=None, **overrides")
     def __init__(
         self, config: Source | NumberReceiver | None = None, *, validation: str = "val_loss", **overrides: Any
     ) -> None:
