@@ -96,7 +96,7 @@ def path_text(path: Path) -> str:
     return text
 
 
-def nearest(name: object, names: Sequence[str], likeness: float = 0.6) -> str | None:
+def nearest(name: object, names: Sequence[str], likeness: float = 0.65) -> str | None:
     """Find the name of ``names`` that a user may have meant, ignoring case; it is at least this like ``name``."""
     if len(str(name)) > LONGEST_NAME:
         return None
@@ -189,6 +189,8 @@ def _unquoted(value: object, expected: str) -> str:
             return message("; write {text} without quotes", text=flag)
         if isinstance(value, str) and expected.startswith(("a number", "an integer")):
             return message("; write {text} without quotes", text=f"{float(value):.15g}")
+        if expected == "a string" and isinstance(value, int | float):
+            return message('; write it in quotes, "{text}"', text=json.dumps(value))
     return ""
 
 

@@ -68,6 +68,7 @@ def reported(result: Callable[[], object], needs: str = "run") -> Callable[[Call
 
         @wraps(method)
         def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
+            check_bound(self, name)
             lack = self._lack(needs)
             try:
                 if lack is None:
@@ -83,6 +84,13 @@ def reported(result: Callable[[], object], needs: str = "run") -> Callable[[Call
         return cast("Called", reporting)
 
     return decorate
+
+
+def check_bound(monitor: object, name: str) -> None:
+    """Raise TypeError if a method was called on the class of monitors, with ``monitor`` in the place of one."""
+    if not hasattr(monitor, "_lack"):
+        got = f"got the class, and {type(monitor).__name__} in the place of one"
+        raise TypeError(f"{name}: expected a monitor, {got}; write monitor = TrainerMon(...); monitor.{name}(...)")
 
 
 def takes_one(function: object) -> bool:

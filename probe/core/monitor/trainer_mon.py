@@ -145,6 +145,7 @@ class Monitor(AssignedSettings):
         If the machine fails instead (the current folder is gone, the disk is full), that is
         logged and counted in ``faults``, and training goes on without the monitor.
         """
+        arguments.check_bound(self, "set_monitor")
         self._never_set.detach()
         attachment = self._attachment
         if self._attached:
@@ -358,7 +359,12 @@ class Monitor(AssignedSettings):
             restore_handler()
 
     def __enter__(self) -> Monitor:
+        self._enter()
         return self
+
+    @arguments.reported(_nothing, needs="before")
+    def _enter(self) -> None:
+        """Have no effect in a run that can still go on."""
 
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         self._end(error)
