@@ -31,12 +31,12 @@ from probe.core.monitor.subject import warnings_for
 from probe.core.monitor.trainer_mon import NEVER_SET
 from probe.core.monitor_v2.configuration import read_monitor_v2
 from probe.core.monitor_v2.trainer import NEVER_STARTED, TrainerMonitorV2
-from probe.launch.trainer_run import TrainerRun
+from probe.launch.trainer_run import TrainerRun, Watching
 from probe.services.performance import PerformanceMonitor
 from tests.core.storage.run_files import write_run
-from tests.matrix.harness import Harness
+from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import tiny_net
-from tests.matrix.watching import LR, MOMENTUM
+from tests.matrix.watching import LR, MOMENTUM, inputs
 from tests.quick_python import probe_command
 from tests.required import require
 
@@ -136,6 +136,15 @@ CONFIGURATIONS = {
     "yes": Use({"all_xy": "yes"}, "all_xy", "true or false", 'got "yes"', "write true without quotes"),
     "the text of a file": Use('{"eps": 1}', "config_file_path", "the path of a file", "text of one", "json.loads"),
     "an address": Use({"dynamic_broadcast": "here"}, "dynamic_broadcast", "a host and a port", 'got "here"'),
+    "ranks in one text": Use({"module_ranks": "0-7"}, "module_ranks", "a list of integers", '"0-7"', "such as [0, 1]"),
+    "an address without http": Use({"otlp": {"endpoint": "a:1"}}, "otlp.endpoint", "an address such as http", '"a:1"'),
+    "a number for a text": Use({"prometheus": {"push": 1}}, "prometheus.push", "a string", "got 1", 'in quotes, "1"'),
+    "a rule of the run": Use(
+        rules({"rule_name": "RunNan"}), "alert.rules[0]", "about collected values", "RunNan", "stand in run.rules"
+    ),
+    "a rule of values": Use(
+        {"run": {"rules": [{"rule_name": "AnomalyNan"}]}}, "run.rules[0]", "numbers of the run", "AnomalyNan", "in alert"
+    ),
     "a key that is a number": Use({12: 1}, "12", "expected a string as key", "got 12", "put it in quotes"),
     "nothing": Use(None, "config_file_path", "the path of a file or a mapping", "got NoneType", "give one, such as"),
     "a list": Use([WG], "config_file_path", "the path of a file or a mapping", "got list", "give one, such as"),
@@ -154,6 +163,8 @@ def test_a_wrong_configuration(name: str) -> None:
 FILES = {
     "Python's True": Use('{\n"wg_distribution": True}', "a.json:2:20", "expected a value", "got True", "write true"),
     "single quotes": Use("{'eps': 1}", "a.json:1:2", "expected double quotes", "got a single quote", 'write "..."'),
+    "curly quotes": Use("{“eps”: 1}", "a.json:1:2", "a straight double quote", "got a curly one", 'write "..."'),
+    "minutes": Use("step_interval: 1:30", "a.yaml:1: step_interval", "an integer >= 1", 'got "1:30"'),
     "a # comment": Use('{\n# all\n"eps": 1}', "a.json:2:1", "expected a key", "got #", "write //"),
     "an INI file": Use("[a]\neps = 1", "a.ini", "expected JSON, YAML or Python", "got INI", ".yaml file"),
     "an early end": Use('{"alert": {\n', "a.json:1:12", "expected }", "got the end of the file", "add what is missing"),
@@ -347,6 +358,13 @@ ATTACHMENTS: dict[str, Use] = {
         "'config_path'",
         "; call TrainerMon(",
     ),
+    "a call on the class": Use(
+        lambda p: p.new.set_monitor(p.model, 1, p.optimizer),
+        "set_monitor: ",
+        "expected a monitor",
+        "got the class, and ",
+        "write monitor = TrainerMon(...); monitor.set_monitor(...)",
+    ),
     "no argument": Use(
         lambda p: p.new(), "config_file_path", "the path of a file or a mapping", "got NoneType", "such as"
     ),
@@ -475,6 +493,26 @@ VERBS: dict[str, Use] = {
     "an archive": Use(["anomalies", "a.zip"], "a.zip: ", "expected the directory", "an archive", "unpack it"),
     "a merge into the run": Use(["merge", "run", "-o", "run"], "run: ", "another folder", "that are read", "a new one"),
     "logs of a server": Use(["logs", "parse", "http://a/b.log"], "http://a/b.log: ", "expected a file", "load it down"),
+    **{
+        f"a URL for a path of {words[0]}": Use(words, "s3:/a/b", "a path of this machine", "got a URL", "copy it")
+        for words in (["pack", "s3://a/b", "-o", "x"], ["config", "check", "s3://a/b"], ["report", "-o", "s3://a/b"])
+    },
+    **{
+        f"a module of nobody for {verb}": Use(
+            [verb, "-m", "json.no"], "-m json.no", "name of a module", "none", "correct"
+        )
+        for verb in ("run", "check")
+    },
+    "a query that writes": Use(
+        ["sql", "run", "DROP TABLE actv"], "'DROP TABLE actv'", "one query that only reads", "got", "write one such as"
+    ),
+    "a table of another query": Use(
+        ["sql", "run", "--map", "FROM actv", "--reduce", "FROM z"],
+        "reduce query 'z'",
+        "there is mapped",
+        "no",
+        "name one",
+    ),
     "a quoted pattern": Use(
         ["logs", "parse", "*.log"], "*.log: ", "expected a file", "no file", "leave the quotes out"
     ),
@@ -627,6 +665,8 @@ def test_mistakes_while_training_runs(parts: Parts, caplog: pytest.LogCaptureFix
         MISTAKES, 1
     )
     assert (monitor.step, callable(monitor.log), monitor.ops) == (0, True, ["norm"])
+    with pytest.raises(TypeError, match="log: expected a monitor, got the class, and dict in the place of one; write"):
+        parts.new.log({}, loss=1.0)
     assert type(monitor.step) is int  # a checkpoint of the program may hold it
     monitor.stop()
     assert "phase: expected that each is left before" not in caplog.text
@@ -721,7 +761,9 @@ def test_what_was_made_and_never_began(framework: Harness, caplog: pytest.LogCap
     gc.collect()
     caplog.clear()
     TrainerMonitorV2({"framework": "pytorch", "monitors": {"module": {"enabled": True}}})
-    TrainerRun(framework.TrainerMon, WG)
+    run = TrainerRun(framework.TrainerMon, WG)
+    assert NEVER_BEGUN not in " ".join(capsys.readouterr().err.split())
+    del run
     TrainerRun(framework.TrainerMon, WG, automatic=True)
     gc.collect()
     assert (caplog.messages, NEVER_BEGUN in " ".join(capsys.readouterr().err.split())) == ([NEVER_STARTED], True)
@@ -757,6 +799,30 @@ def test_a_callback_in_its_place(parts: Parts, caplog: pytest.LogCaptureFixture,
     assert "expected once among the trainer's callbacks, got twice" in " ".join(capsys.readouterr().err.split())
     run.end()
     assert "expected numbers" not in caplog.text
+
+
+def test_a_callback_with_a_second_configuration(framework: Harness) -> None:
+    """The error has the call that is meant."""
+    kind = type("Mine", (Watching,), {"monitor_class": framework.TrainerMon})
+    with pytest.raises(TypeError, match=r"Mine: too many positional arguments; call Mine\(config=None, \*\*overrides"):
+        kind(WG, WG)
+
+
+def test_what_is_attached_or_entered_again(framework: Harness, parts: Parts, caplog: pytest.LogCaptureFixture) -> None:
+    """While training runs, and after its end, it is told and nothing is raised; before, it is refused."""
+    monitor = parts.new(WG)
+    monitor.set_monitor(parts.model, 1, parts.optimizer)
+    with pytest.raises(RuntimeError, match="attached already: expected one call"):
+        monitor.set_monitor(parts.model, 1, parts.optimizer)
+    with monitor:
+        for step in range(3):
+            train_step(framework.loop(parts.model, parts.optimizer), *inputs(framework))
+            monitor.set_monitor(parts.model, 1, parts.optimizer)
+            assert monitor.step == step + 1
+    assert caplog.text.count("set_monitor: no effect: this monitor is attached already: expected one call") == 1
+    assert "with: no effect" not in caplog.text
+    with monitor:
+        assert "with: no effect: expected a run in progress, got one that has ended; call it before" in caplog.text
 
 
 def test_a_monitor_in_the_place_of_a_callback(framework: Harness) -> None:

@@ -359,12 +359,9 @@ class Monitor(AssignedSettings):
             restore_handler()
 
     def __enter__(self) -> Monitor:
-        self._enter()
+        if lack := self._lack("before"):
+            self._report(f"with: no effect: {lack}")
         return self
-
-    @arguments.reported(_nothing, needs="before")
-    def _enter(self) -> None:
-        """Have no effect in a run that can still go on."""
 
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         self._end(error)
