@@ -143,7 +143,7 @@ CONFIGURATIONS = {
         rules({"rule_name": "RunNan"}), "alert.rules[0]", "about collected values", "RunNan", "stand in run.rules"
     ),
     "a rule of values": Use(
-        {"run": {"rules": [{"rule_name": "AnomalyNan"}]}}, "run.rules[0]", "numbers of the run", "AnomalyNan", "in alert"
+        {"run": {"rules": [{"rule_name": "AnomalyNan"}]}}, "run.rules[0]", "numbers of the run", "AnomalyNan", "alert"
     ),
     "a key that is a number": Use({12: 1}, "12", "expected a string as key", "got 12", "put it in quotes"),
     "nothing": Use(None, "config_file_path", "the path of a file or a mapping", "got NoneType", "give one, such as"),
