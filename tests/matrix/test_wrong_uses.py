@@ -167,6 +167,7 @@ FILES = {
     "minutes": Use("step_interval: 1:30", "a.yaml:1: step_interval", "an integer >= 1", 'got "1:30"'),
     "a # comment": Use('{\n# all\n"eps": 1}', "a.json:2:1", "expected a key", "got #", "write //"),
     "an INI file": Use("[a]\neps = 1", "a.ini", "expected JSON, YAML or Python", "got INI", ".yaml file"),
+    "a list left open": Use('{"ops": [1,\n"eps": 1}', "a.json:2:6", "expected ]", "got :", "[ of line 1 is not closed"),
     "an early end": Use('{"alert": {\n', "a.json:1:12", "expected }", "got the end of the file", "add what is missing"),
     "a comma left out": Use(
         '{"eps": 1\n"ndigits": 2}', "a.json:2:1", "expected a comma", 'got "ndigits"', "write a comma"
@@ -370,6 +371,13 @@ ATTACHMENTS: dict[str, Use] = {
     ),
     "a text for a group": Use(
         lambda p: p.new(WG, process_group="x"), "process_group", "expected", "got 'x'", "pass the group itself, or None"
+    ),
+    "a text for a switch": Use(
+        lambda p: p.new(WG, params_have_main_grad="no"),
+        "params_have_main_grad",
+        "true or false",
+        "got 'no'",
+        "leave it",
     ),
     "a number for a group": Use(
         lambda p: p.attach(p.model, 1, p.optimizer, dp_group=3), "dp_group", "expected", "got 3", "or None"
@@ -642,6 +650,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "numbers that are not collected": (
         lambda m: m.generate_xy_metrics(),
         "xy_distribution: expected true where these numbers are asked for, got false",
+    ),
+    "no type of commands": (
+        lambda m: m.commands("x"),
+        "commands: expected types such as ReduceLearningRate, got ('x',)",
     ),
     "no listener of steps": (lambda m: m.on_run_step(lambda: 0), "on_run_step: expected a function of one argument"),
     "no ended number": (lambda m: m.log_ended(), "log_ended: expected numbers by name, such as log_ended(loss=2.5)"),

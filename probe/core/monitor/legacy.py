@@ -37,10 +37,13 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
     if opt_ty is not None:
         remark = "" if opt_ty in OPTIMIZER_TYPES else f" (nor was {opt_ty!r} ever one of {', '.join(OPTIMIZER_TYPES)})"
         deprecated(f"opt_ty has no effect: leave it out{remark}", 5)
-    if param_have_main_grad is None:
-        return params_have_main_grad
-    deprecated("param_have_main_grad: write params_have_main_grad", 5)
-    return param_have_main_grad
+    if param_have_main_grad is not None:
+        deprecated("param_have_main_grad: write params_have_main_grad", 5)
+        params_have_main_grad = param_have_main_grad
+    if not isinstance(params_have_main_grad, int):  # a bool is one
+        got = f"got {params_have_main_grad!r:.80}; leave it out"
+        raise TypeError(f"params_have_main_grad: expected true or false, {got}")
+    return bool(params_have_main_grad)
 
 
 class PassedToTrainer:

@@ -301,7 +301,11 @@ class Monitor(AssignedSettings):
             Commands, mostly none. Use each in a ``with`` statement, or answer it by ``done()``, ``failed()`` or
             ``refuse()``; the answer of each rank is recorded beside the request.
         """
-        return [] if self._attachment is None else self._attachment.commands(accepts)
+        known = [kind for kind in accepts if isinstance(kind, type) and issubclass(kind, Command)]
+        if len(known) < len(accepts):
+            text = "commands: expected types such as ReduceLearningRate, got %.80r: others are left out; pass the types"
+            self._report(text, accepts)
+        return [] if self._attachment is None else self._attachment.commands(known)
 
     @arguments.reported(lambda: _nothing, needs="before")
     def on_run_step(self, listener: Callable[[RunStep], None]) -> Callable[[], None]:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from probe.core.checks import CHECKS, CheckFinding
+from probe.core.config.load import dynamic
 from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import CollectedSteps
 from probe.core.faults import SINK
@@ -251,6 +252,8 @@ class RunAccount:
         settings = self._settings
         if not any(getattr(settings, switch) for switch in SIGNALS_OF):
             return message("the configuration records no rows")
+        if not (self._recorded or settings.dynamic_on) and dynamic(os.environ):
+            return message("dynamic_on is false: set it to true in the configuration file")
         if settings.module_ranks and self._rank not in settings.module_ranks:
             return message("this rank is not in module_ranks")
         if settings.max_overhead is not None:
