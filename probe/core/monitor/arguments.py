@@ -64,7 +64,7 @@ def reported(result: Callable[[], object], needs: str = "run") -> Callable[[Call
 
     def decorate(method: Called) -> Called:
         name, (_, *parameters) = method.__name__, signature(method).parameters.values()
-        call = f"{name}({', '.join(str(each.replace(annotation=Parameter.empty)) for each in parameters)})"
+        call = f"{name}({', '.join(str(parameter.replace(annotation=Parameter.empty)) for parameter in parameters)})"
 
         @wraps(method)
         def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -282,11 +282,11 @@ class Monitor(AssignedSettings):
     @arguments.reported(_nothing)
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``: until then the run does not count as standing still."""
-        if not (given := arguments.seconds_of(seconds)) > 0:
+        if not (number := arguments.seconds_of(seconds)) > 0:
             text = "promise: expected seconds above 0, got %.80r: it is left out; pass how long it may take"
             self._report(text, seconds)
         elif self._attachment is not None:
-            self._attachment.numbers.promise(given)
+            self._attachment.numbers.promise(number)
 
     @arguments.reported(list)
     def commands(self, *accepts: type[Command]) -> list[Command]:
@@ -301,11 +301,11 @@ class Monitor(AssignedSettings):
             Commands, mostly none. Use each in a ``with`` statement, or answer it by ``done()``, ``failed()`` or
             ``refuse()``; the answer of each rank is recorded beside the request.
         """
-        known = [kind for kind in accepts if isinstance(kind, type) and issubclass(kind, Command)]
-        if len(known) < len(accepts):
+        kinds = [kind for kind in accepts if isinstance(kind, type) and issubclass(kind, Command)]
+        if len(kinds) < len(accepts):
             text = "commands: expected types such as ReduceLearningRate, got %.80r: others are left out; pass the types"
             self._report(text, accepts)
-        return [] if self._attachment is None else self._attachment.commands(known)
+        return [] if self._attachment is None else self._attachment.commands(kinds)
 
     @arguments.reported(lambda: _nothing, needs="before")
     def on_run_step(self, listener: Callable[[RunStep], None]) -> Callable[[], None]:
@@ -400,10 +400,10 @@ class Monitor(AssignedSettings):
     @arguments.reported(lambda: True, needs="")
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
-        if math.isnan(given := arguments.seconds_of(timeout)):
+        if math.isnan(wait := arguments.seconds_of(timeout)):
             self._report(f"flush: expected seconds, got %.80r: {FLUSH_SECONDS:g} are taken; pass a number", timeout)
-            given = FLUSH_SECONDS
-        return self._attachment.flush(given) if self._attachment is not None else True
+            wait = FLUSH_SECONDS
+        return self._attachment.flush(wait) if self._attachment is not None else True
 
     @arguments.reported(lambda: ({}, {}))
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:

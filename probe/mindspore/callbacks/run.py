@@ -72,8 +72,8 @@ class RunCallback(Callback, metaclass=Made):
         self._warn_of_sinking(params, compiled)
         values.setdefault(LEARNING_RATE, learning_rate_of(optimizer_of(params)))
         values.pop("overflow", None)
-        if known := {name: value for name, value in values.items() if value is not None}:
-            self._monitor.log_ended(**known)
+        if numbers := {name: value for name, value in values.items() if value is not None}:
+            self._monitor.log_ended(**numbers)
 
     def _warn_of_sinking(self, params: Any, compiled: bool) -> None:
         if not self._warned and params.dataset_sink_mode and int(params.batch_num) > 1:
