@@ -97,9 +97,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
         text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
         refuse(text, file=arguments[0], name=name)
     if module and not _is_module(arguments[0].split(".")):
-        text = (
-            "-m {name}: expected the name of a module; there is none: correct it, or run it in the folder that has it"
-        )
+        text = "-m {name}: expected a module that can be run; there is none: correct it, or run it in the folder that has it"
         refuse(text, name=arguments[0])
     if module:
         return [*python, "-m", *arguments]
@@ -121,6 +119,8 @@ def _is_module(parts: list[str]) -> bool:
     for number in range(2, len(parts) + 1):
         if spec is not None:
             spec = PathFinder.find_spec(".".join(parts[:number]), [*(spec.submodule_search_locations or ())])
+    if spec is not None and (inside := spec.submodule_search_locations) is not None:
+        spec = PathFinder.find_spec(f"{spec.name}.__main__", [*inside])
     return spec is not None
 
 

@@ -45,6 +45,7 @@ from probe.core.fields import (
     wrong,
 )
 from probe.core.histogram import HISTOGRAM
+from probe.core.language import message
 from probe.core.moments import GROUPS, OPS
 from probe.core.output.sinks import FORMATS, offered
 from probe.core.output.sinks.otlp import OtlpSettings
@@ -119,7 +120,7 @@ DEFAULT_RULES = tuple(name for name, rule in RULES.items() if rule.by_default)
 
 def _known_rule(name: str) -> str:
     if name in RUN_RULES:
-        raise wrong("a rule about collected values; those about numbers of the run stand in run.rules")
+        raise wrong(message("a rule about collected values; those about numbers of the run stand in run.rules"))
     if name not in RULE_ARGS:
         Names((*RULE_ARGS, *(point.name for point in entry_points(group=GROUP)))).check(name)
     return name
@@ -292,7 +293,7 @@ RUN_RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RUN
 
 def _known_run_rule(name: str) -> str:
     if name in RULE_ARGS:
-        raise wrong("a rule about numbers of the run; those about collected values stand in alert.rules")
+        raise wrong(message("a rule about numbers of the run; those about collected values stand in alert.rules"))
     return name
 
 
