@@ -241,5 +241,7 @@ def start(command: list[str], config: Path | str | None, is_reporting: bool = Tr
             "{program}: expected a program that can be run; {reason}: write `chmod +x {program}`, or the name of what "
             "runs it before it, as in `bash {program}`"
         )
+        if Path(command[0]).is_dir():
+            text = "{program}: expected a program that can be run; this is a folder: give the program in it"
         complain(text, program=command[0], reason=error.strerror)
         raise typer.Exit(CANNOT_RUN) from None

@@ -506,10 +506,8 @@ VERBS: dict[str, Use] = {
         for words in (["pack", "s3://a/b", "-o", "x"], ["config", "check", "s3://a/b"], ["report", "-o", "s3://a/b"])
     },
     **{
-        f"a module of nobody for {verb}": Use(
-            [verb, "-m", "json.no"], "-m json.no", "name of a module", "none", "correct"
-        )
-        for verb in ("run", "check")
+        f"{name} for {verb}": Use([verb, "-m", name], f"-m {name}: ", "a module that can be run", "none", "correct")
+        for verb, name in (("run", "json.no"), ("check", "no.one"), ("run", "json"))
     },
     "a query that writes": Use(
         ["sql", "run", "DROP TABLE actv"], "'DROP TABLE actv'", "one query that only reads", "got", "write one such as"
