@@ -97,7 +97,7 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
         text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
         refuse(text, file=arguments[0], name=name)
     if module and not _is_module(arguments[0].split(".")):
-        text = "-m {name}: expected a module that can be run; there is none: correct it, or go to the folder that has it"
+        text = "-m {name}: expected a module that can be run; there is none: correct it, or go to its folder"
         refuse(text, name=arguments[0])
     if module:
         return [*python, "-m", *arguments]

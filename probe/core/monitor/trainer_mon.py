@@ -323,7 +323,6 @@ class Monitor(AssignedSettings):
             raise RuntimeError(f"on_run_step: {UNWATCHED}")
         return _nothing
 
-    @arguments.reported(dict, needs="")
     def state_dict(self) -> dict[str, Any]:
         """Return what rules about the run remember, to be saved with a checkpoint: values that JSON can hold."""
         return self._attachment.numbers.state_dict() if self._attachment is not None else {}
@@ -368,7 +367,8 @@ class Monitor(AssignedSettings):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        self._end(error)
+        if self._lack("") is None:  # a forked process leaves the run to its parent
+            self._end(error)
 
     # State while it runs.
 
