@@ -58,6 +58,11 @@ class LightningCallback(Watching, Callback):
         self._seen: dict[str, Any] = {}
         """Metrics that have been recorded: the trainer keeps them until they are logged again."""
 
+    def setup(self, trainer: Any, pl_module: Any = None, stage: str = "") -> None:  # noqa: ARG002
+        """Refuse the class in the place of an object: the trainer passes itself first."""
+        if not isinstance(self, LightningCallback):
+            raise TypeError("callbacks: expected an object of ProbeCallback, got the class; write ProbeCallback(...)")
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         optimizers = list(trainer.optimizers)
         self._begin(trainer.global_step)
@@ -86,8 +91,9 @@ class LightningCallback(Watching, Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         self._run.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        self._run.end()
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException | None = None) -> None:  # noqa: ARG002
+        if isinstance(self, LightningCallback):  # not the trainer, where the class itself was passed to it
+            self._run.end()
 
     def _metrics(self, trainer: Any) -> dict[str, Any]:
         """Return the metrics that were logged since the last call."""
