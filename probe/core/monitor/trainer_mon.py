@@ -430,7 +430,7 @@ class Monitor(AssignedSettings):
         if (attachment := self._attachment) is None:
             return None if needs != "run" else "" if self._unwatched else UNWATCHED
         if attachment.process != os.getpid():
-            return "expected the process that trains, got one that was forked from it; call it there"
+            return "expected the process that trains, got one that was forked from it; call it there" if needs else ""
         if not needs or attachment.session is not None:
             return None
         return "" if self.way else "expected a run in progress, got one that has ended; call it before stop()"
