@@ -23,7 +23,7 @@ class Made(type):
     """Type of callbacks that ``Model.train`` also takes by their class, as trainers of PyTorch do: an object is made of
     it. MindSpore asks for the class of each callback, and enters it."""
 
-    @property
+    @property  # type: ignore[misc]  # that of a class is writable
     def __class__(cls) -> type:
         return cls
 
