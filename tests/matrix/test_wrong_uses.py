@@ -164,6 +164,7 @@ FILES = {
     "Python's True": Use('{\n"wg_distribution": True}', "a.json:2:20", "expected a value", "got True", "write true"),
     "single quotes": Use("{'eps': 1}", "a.json:1:2", "expected double quotes", "got a single quote", 'write "..."'),
     "curly quotes": Use("{“eps”: 1}", "a.json:1:2", "a straight double quote", "got a curly one", 'write "..."'),
+    "a zero in front": Use("start_step: -010", "a.yaml:1: start_step", "an integer >= 0", "got -10"),
     "minutes": Use("step_interval: 1:30", "a.yaml:1: step_interval", "an integer >= 1", 'got "1:30"'),
     "a # comment": Use('{\n# all\n"eps": 1}', "a.json:2:1", "expected a key", "got #", "write //"),
     "an INI file": Use("[a]\neps = 1", "a.ini", "expected JSON, YAML or Python", "got INI", ".yaml file"),
