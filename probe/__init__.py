@@ -15,6 +15,8 @@ _HOMES = {
         ("HuggingFaceCallback", "LightningCallback", "ComposerCallback", "ProbeTracker", "WatchedMetrics", "watch"),
         "probe.pytorch.callbacks",
     ),
+    "TrainerMonitorV2": "probe.core.monitor_v2.trainer",
+    "RunCallback": "probe.mindspore.callbacks",
     "ProbeCallback": "probe.mindspore, or that of a trainer from probe.pytorch.callbacks.huggingface, .lightning "
     "or .composer",
 }

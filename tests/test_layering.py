@@ -47,9 +47,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"alerting.redaction", "language", "older_paths"}),
+    frozenset({"errors"}),
     frozenset(
         {
-            *("histogram", "robust", "door", "faults", "fields", "errors", "messages", "launch", "child_process"),
+            *("histogram", "robust", "door", "faults", "fields", "messages", "launch", "child_process"),
             *("times", "process_identity"),
         }
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -48,6 +49,8 @@ VERBS: dict[str, str] = {
 """Verbs by the path of a function, or of a ``typer.Typer`` with verbs of its own, which is imported on use."""
 
 
+URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+"""Beginning of a URL, as a path writes it."""
 INTERRUPTED = 128 + signal.SIGINT
 """Exit code after Ctrl-C."""
 
@@ -63,7 +66,26 @@ def _load(verb: str) -> Any:
         holder.command(verb, context_settings=getattr(found, "CONTEXT", None))(target)
     command = get_group(holder).commands[verb]
     _translate_help(command)
+    _refuse_urls(command)
     return command
+
+
+def _refuse_urls(command: Any) -> None:
+    """Make a command, and its verbs, refuse a URL in the place of a path of this machine."""
+    for inner in getattr(command, "commands", {}).values():
+        _refuse_urls(inner)
+    invoke = command.invoke
+
+    def checked(context: Any) -> Any:
+        for parameter in command.params:
+            value = context.params.get(parameter.name)
+            if isinstance(value, Path) and URL.match(str(value)):
+                text = "{name}: expected a path of this machine, got a URL: copy it to this machine, or from it later"
+                name = parameter.opts[0]  # of an argument, in small letters
+                refuse(text, name=f"{name if name[0] == '-' else name.upper()} {value}")
+        return invoke(context)
+
+    command.invoke = checked
 
 
 def _translate_help(command: Any) -> None:

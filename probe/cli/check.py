@@ -159,7 +159,7 @@ def _failure(result: TrialResult, limit: float) -> str:
         )
     if result.code:
         return message(
-            "the program failed with exit code {code}, after {updates} updates",
+            "the program failed with exit code {code}, after {updates} updates: correct what its last lines say",
             code=result.code,
             updates=result.updates,
         )

@@ -20,6 +20,7 @@ from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
 from probe.core.config.parse import content, is_python, parse, text_of
 from probe.core.config.reference import JudgeReference, KeyReference, entries, form_of, references
+from probe.core.config.schema import Settings
 from probe.core.language import joined, looked_up, message, translated
 from probe.core.messages import complain, printable_lines, wrapped
 
@@ -178,9 +179,21 @@ def _checked(file: Path, ranks: int, steps: int) -> CheckedConfig:
     else:
         settings, name = load(file), ""
         shown, warnings = dict(summary(settings)), [*without_effect(settings), *many_files(settings, ranks, steps)]
+        warnings += _unreachable(settings)
     for sentence in warnings:
         logger.warning("%s: %s", file, sentence)
     return CheckedConfig(name, shown, warnings)
+
+
+def _unreachable(settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each channel whose address cannot be read on this machine."""
+    from probe.core.alerting.outlet import opened
+
+    try:
+        opened(settings.alert)
+    except ConfigError as error:
+        for problem in error.problems:
+            yield f"{problem}; or check the file where it trains"
 
 
 def _unusable(folder: str) -> Iterator[str]:

@@ -7,6 +7,8 @@ import re
 import shutil
 import sys
 from contextlib import suppress
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -94,6 +96,9 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
         name = ".".join(Path(os.path.relpath(arguments[0])).with_suffix("").parts)
         text = "-m {file}: expected the name of a module; write `-m {name}`, or the script without -m"
         refuse(text, file=arguments[0], name=name)
+    if module and not _is_module(arguments[0].split(".")):
+        text = "-m {name}: expected a module that can be run; there is none: correct it, or go to its folder"
+        refuse(text, name=arguments[0])
     if module:
         return [*python, "-m", *arguments]
     is_command, script = len(given) > len(arguments) and given[-len(arguments) - 1] == "--", Path(arguments[0])
@@ -103,6 +108,20 @@ def command_of(verb: str, module: bool, arguments: list[str], given: list[str]) 
     if wrong := _no_script(script, verb):
         refuse(wrong)
     return [*python, *arguments]
+
+
+def _is_module(parts: list[str]) -> bool:
+    """Return whether there is a module, as far as that shows without importing any."""
+    try:
+        spec = PathFinder.find_spec(parts[0], [str(Path.cwd())]) or find_spec(parts[0])
+    except ValueError:  # one in use that has no specification
+        return True
+    for number in range(2, len(parts) + 1):
+        if spec is not None:
+            spec = PathFinder.find_spec(".".join(parts[:number]), [*(spec.submodule_search_locations or ())])
+    if spec is not None and (inside := spec.submodule_search_locations) is not None:
+        spec = PathFinder.find_spec(f"{spec.name}.__main__", [*inside])
+    return spec is not None
 
 
 def hint_at_late(*options: str, command: list[str]) -> None:
@@ -218,5 +237,11 @@ def start(command: list[str], config: Path | str | None, is_reporting: bool = Tr
         )
         raise typer.Exit(NOT_FOUND) from None
     except OSError as error:
-        complain("{program}: cannot be run: {reason}", program=command[0], reason=error.strerror)
+        text = (
+            "{program}: expected a program that can be run; {reason}: write `chmod +x {program}`, or the name of what "
+            "runs it before it, as in `bash {program}`"
+        )
+        if Path(command[0]).is_dir():
+            text = "{program}: expected a program that can be run; this is a folder: give the program in it"
+        complain(text, program=command[0], reason=error.strerror)
         raise typer.Exit(CANNOT_RUN) from None

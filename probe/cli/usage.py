@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from probe.core.config.errors import nearest
@@ -83,6 +84,12 @@ def unknown_verb(verb: str, verbs: Sequence[str], command: str) -> Message:
     hint = message("did you mean `{command} {meant}`?", command=command, meant=meant)
     if close is None:
         hint = message("expected one of {names}", names=", ".join(verbs))
+    if close is None and ("." in verb or Path(verb).exists()):
+        usual = "run" if verb.endswith(".py") else "config" if verb.endswith((".json", ".yaml")) else "view"
+        first = next(name for name in (usual, "check", "parse", "status", "test") if name in verbs)
+        first = "config check" if first == "config" else first
+        text = "expected one before it: {names}; for example `{command} {first} {verb}`"
+        hint = message(text, names=", ".join(verbs), command=command, first=first, verb=verb)
     text = message("{command}: there is no verb {verb}; {hint}", command=command, verb=verb, hint=hint)
     return joined("\n", [text, message("`{command} --help` describes every argument and option.", command=command)])
 

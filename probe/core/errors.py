@@ -71,7 +71,7 @@ ADVICE = {
 """Sentences about errors of the system, by number."""
 
 
-def advice_of(error: Exception) -> Message:
+def advice_of(error: BaseException) -> Message:
     """Return the text of an error without the name of a file; of one of the system what is wrong, and what to do."""
     if not isinstance(error, OSError) or error.strerror is None:
         return joined("", [str(error)])
@@ -80,7 +80,7 @@ def advice_of(error: Exception) -> Message:
     return joined("", [ADVICE.get(error.errno or 0) or str(error.strerror)])
 
 
-def reason_of(error: Exception) -> Message:
+def reason_of(error: BaseException) -> Message:
     """Return the text of an error; of one of the system also the file."""
     name = getattr(error, "filename", None)
     advice = advice_of(error)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from contextlib import AbstractContextManager
 
+from probe.core.errors import ADVICE, reason_of
 from probe.core.language import message
 
 WINDOW_SECONDS = 60.0
@@ -17,6 +18,8 @@ MOST_LOGGED = 20
 """Most different faults that are logged in this time; all are counted."""
 LOG = "log: faults that could not be logged"
 """Kind that is counted if a handler of logging raises."""
+SINK = "sink "
+"""Beginning of the places of what writes files."""
 DEEP = "hooks: RecursionError"
 """Kind that is counted, not logged: at the recursion limit there is no room for logging."""
 
@@ -43,7 +46,8 @@ class Faults:
         """Number of faults at the end of the stack, where not even :meth:`note` could be called."""
 
     def note(self, where: str, error: BaseException) -> None:
-        """Count ``error``; log the first of its kind in a window, with its traceback if it has one and is no misfit."""
+        """Count ``error``; log the first of its kind in a window, with its traceback if it has one and is neither a
+        misfit nor the system's, which says by itself what is wrong."""
         kind = f"{where}: {type(error).__name__}"
         with self._locked():
             self._counts[kind] += 1
@@ -59,8 +63,9 @@ class Faults:
             if most:
                 _log.warning("further faults are counted, not logged: see monitor.faults and manifest.json")
                 return
-            text, number = f"{kind}: {error}"[:300], self._counts[kind]
-            trace = None if error.__traceback__ is None or isinstance(error, Misfit) else error
+            text, number, plain = f"{kind}: {reason_of(error)}"[:300], self._counts[kind], isinstance(error, Misfit)
+            plain = plain or (isinstance(error, OSError) and error.errno in ADVICE)
+            trace = None if error.__traceback__ is None or plain else error
             seen = message(" (seen {number} times)", number=number) if number > 1 else ""
             _log.warning("%s: %s%s", self._consequence, text, seen, exc_info=trace)
         except Exception:  # noqa: BLE001 - it is counted; an error without a text, or a log that fails, stops nothing

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 import annotated_types as ranges
 from pydantic import (
+    AfterValidator,
     AllowInfNan,
     BaseModel,
     BeforeValidator,
@@ -96,6 +97,17 @@ def not_blank(text: str) -> str:
     if not text.strip():
         raise wrong(message("a string that is not empty"))
     return text
+
+
+def address_like(example: str) -> AfterValidator:
+    """Return the check of an address of HTTP."""
+
+    def check(address: str) -> str:
+        if not re.fullmatch(r"https?://[^/\s]+\S*", address.strip(), re.IGNORECASE):
+            raise wrong(f"an address such as {example}")
+        return address
+
+    return AfterValidator(check)
 
 
 def _integral(value: object) -> object:

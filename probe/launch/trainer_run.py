@@ -14,7 +14,8 @@ from probe.core.config.parse import read
 from probe.core.door import FaultCounter, attempt
 from probe.core.faults import Faults
 from probe.core.messages import complain
-from probe.core.monitor.legacy import PassedToTrainer
+from probe.core.monitor import arguments
+from probe.core.monitor.legacy import NEVER_BEGUN, PassedToTrainer
 from probe.core.monitor.trainer_mon import Monitor, watcher_of
 from probe.launch.environment import CONFIG, DEFAULTS, configuration
 
@@ -22,8 +23,6 @@ Method = TypeVar("Method", bound=Callable[..., None])
 Source = str | os.PathLike[str] | Mapping[str, Any]
 """JSON or YAML file, or a mapping with the same keys."""
 
-
-NEVER_BEGUN = "a callback of probe was made, and saw no training begin: pass it to the trainer, before training"
 
 TWICE = "a callback of probe: expected once among the trainer's callbacks, got twice: losses count twice; leave one out"
 
@@ -49,6 +48,7 @@ class Watching(PassedToTrainer):
 
     monitor_class: type[Monitor]
 
+    @arguments.checked("config=None, **overrides")
     def __init__(self, config: Source | NumberReceiver | None = None, **overrides: Any) -> None:
         self._run = TrainerRun(self.monitor_class, config, overrides)
 

@@ -118,6 +118,8 @@ def test_help_and_a_misspelt_verb_import_no_verb() -> None:
         (["zzz"], ["there is no verb zzz; expected one of alert, anomalies, "]),
         (["serve", "--port", "99999"], ["--port: expected a number of at most 65535, got '99999'"]),
         (["logs", "prase"], ["probe logs: there is no verb prase; did you mean `probe logs parse`?"]),
+        (["config", "a.json"], ["no verb a.json; expected one before it: ", "example `probe config check a.json`"]),
+        (["a.py"], ["there is no verb a.py; expected one before it: alert, ", "for example `probe run a.py`"]),
         (["alert", "send"], ["probe alert: there is no verb send; expected one of test, flush"]),
         (["exporter", "--json-file"], ["probe exporter: --json-file: expected a value after it, got none"]),
         (["check", "--nnodes", "2", "a.py"], ["there is no option --nnodes", "`probe check -- torchrun --nnodes ...`"]),

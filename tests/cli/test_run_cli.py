@@ -33,7 +33,8 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (("wrong.json",), 2, "for another program write `probe run -- PROGRAM wrong.json ...`"),
         (("folder",), 2, "folder: expected a script of Python; this is a folder without __main__.py"),
         (("-m", "train.py"), 2, "-m train.py: expected the name of a module; write `-m train`"),
-        (("--", "."), 126, "cannot be run: "),
+        (("--", "."), 126, ".: expected a program that can be run; this is a folder: give the program in it"),
+        (("--", "./train.sh"), 126, "can be run; Permission denied: write `chmod +x ./train.sh`, or the name of what"),
         (("-c", "no such.json", "train.py"), 2, "no such.json"),
         (("-c", "wrong.json", "train.py"), 2, "wg_distributio: unknown key; did you mean wg_distribution"),
     ],
@@ -42,6 +43,7 @@ def test_wrong_use_is_a_line_with_the_advice(tmp_path: Path, words: tuple[str, .
     """Before anything is started."""
     (tmp_path / "wrong.json").write_text('{"wg_distributio": true}')
     (tmp_path / "train.py").write_text("print('started')\n")
+    (tmp_path / "train.sh").touch()
     (tmp_path / "folder").mkdir()
     done = run(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")

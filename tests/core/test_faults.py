@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from probe.core.door import attempt
@@ -22,12 +24,13 @@ def test_many_different_faults_do_not_flood_the_log(caplog: pytest.LogCaptureFix
 def test_what_does_not_fit_has_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     """The place in the package is of no use: the program's tensor is another than expected."""
 
-    def raising(kind: type[Exception]) -> None:
-        raise kind("odd")
+    def raising(error: Exception) -> None:
+        raise error
 
-    for kind in (Misfit, ValueError):
-        attempt(Faults(), "actv of fc", raising, kind)
-    assert [record.exc_info is None for record in caplog.records] == [True, False]
+    for error in (Misfit("odd"), OSError(errno.ENOSPC, "full", "a.csv"), ValueError("odd")):
+        attempt(Faults(), "actv of fc", raising, error)
+    assert [record.exc_info is None for record in caplog.records] == [True, True, False]
+    assert "OSError: a.csv: there is no space left: free some, or choose another folder" in caplog.messages[1]
 
 
 def test_faults_count_by_place_and_kind() -> None:

@@ -26,16 +26,17 @@ from probe.core.config.schema import Settings
 from probe.core.control.command_requests import ReduceLearningRate
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.messages import lines
+from probe.core.monitor.legacy import NEVER_BEGUN
 from probe.core.monitor.subject import warnings_for
 from probe.core.monitor.trainer_mon import NEVER_SET
 from probe.core.monitor_v2.configuration import read_monitor_v2
 from probe.core.monitor_v2.trainer import NEVER_STARTED, TrainerMonitorV2
-from probe.launch.trainer_run import NEVER_BEGUN, TrainerRun
+from probe.launch.trainer_run import TrainerRun, Watching
 from probe.services.performance import PerformanceMonitor
 from tests.core.storage.run_files import write_run
-from tests.matrix.harness import Harness
+from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import tiny_net
-from tests.matrix.watching import LR, MOMENTUM
+from tests.matrix.watching import LR, MOMENTUM, inputs
 from tests.quick_python import probe_command
 from tests.required import require
 
@@ -135,6 +136,15 @@ CONFIGURATIONS = {
     "yes": Use({"all_xy": "yes"}, "all_xy", "true or false", 'got "yes"', "write true without quotes"),
     "the text of a file": Use('{"eps": 1}', "config_file_path", "the path of a file", "text of one", "json.loads"),
     "an address": Use({"dynamic_broadcast": "here"}, "dynamic_broadcast", "a host and a port", 'got "here"'),
+    "ranks in one text": Use({"module_ranks": "0-7"}, "module_ranks", "a list of integers", '"0-7"', "such as [0, 1]"),
+    "an address without http": Use({"otlp": {"endpoint": "a:1"}}, "otlp.endpoint", "an address such as http", '"a:1"'),
+    "a number for a text": Use({"prometheus": {"push": 1}}, "prometheus.push", "a string", "got 1", 'in quotes, "1"'),
+    "a rule of the run": Use(
+        rules({"rule_name": "RunNan"}), "alert.rules[0]", "about collected values", "RunNan", "stand in run.rules"
+    ),
+    "a rule of values": Use(
+        {"run": {"rules": [{"rule_name": "AnomalyNan"}]}}, "run.rules[0]", "numbers of the run", "AnomalyNan", "alert"
+    ),
     "a key that is a number": Use({12: 1}, "12", "expected a string as key", "got 12", "put it in quotes"),
     "nothing": Use(None, "config_file_path", "the path of a file or a mapping", "got NoneType", "give one, such as"),
     "a list": Use([WG], "config_file_path", "the path of a file or a mapping", "got list", "give one, such as"),
@@ -153,8 +163,12 @@ def test_a_wrong_configuration(name: str) -> None:
 FILES = {
     "Python's True": Use('{\n"wg_distribution": True}', "a.json:2:20", "expected a value", "got True", "write true"),
     "single quotes": Use("{'eps': 1}", "a.json:1:2", "expected double quotes", "got a single quote", 'write "..."'),
+    "curly quotes": Use("{“eps”: 1}", "a.json:1:2", "a straight double quote", "got a curly one", 'write "..."'),
+    "a zero in front": Use("start_step: -010", "a.yaml:1: start_step", "an integer >= 0", "got -10"),
+    "minutes": Use("step_interval: 1:30", "a.yaml:1: step_interval", "an integer >= 1", 'got "1:30"'),
     "a # comment": Use('{\n# all\n"eps": 1}', "a.json:2:1", "expected a key", "got #", "write //"),
     "an INI file": Use("[a]\neps = 1", "a.ini", "expected JSON, YAML or Python", "got INI", ".yaml file"),
+    "a list left open": Use('{"ops": [1,\n"eps": 1}', "a.json:2:6", "expected ]", "got :", "[ of line 1 is not closed"),
     "an early end": Use('{"alert": {\n', "a.json:1:12", "expected }", "got the end of the file", "add what is missing"),
     "a comma left out": Use(
         '{"eps": 1\n"ndigits": 2}', "a.json:2:1", "expected a comma", 'got "ndigits"', "write a comma"
@@ -346,11 +360,25 @@ ATTACHMENTS: dict[str, Use] = {
         "'config_path'",
         "; call TrainerMon(",
     ),
+    "a call on the class": Use(
+        lambda p: p.new.set_monitor(p.model, 1, p.optimizer),
+        "set_monitor: ",
+        "expected a monitor",
+        "got the class, and ",
+        "write monitor = TrainerMon(...); monitor.set_monitor(...)",
+    ),
     "no argument": Use(
         lambda p: p.new(), "config_file_path", "the path of a file or a mapping", "got NoneType", "such as"
     ),
     "a text for a group": Use(
         lambda p: p.new(WG, process_group="x"), "process_group", "expected", "got 'x'", "pass the group itself, or None"
+    ),
+    "a text for a switch": Use(
+        lambda p: p.new(WG, params_have_main_grad="no"),
+        "params_have_main_grad",
+        "true or false",
+        "got 'no'",
+        "leave it",
     ),
     "a number for a group": Use(
         lambda p: p.attach(p.model, 1, p.optimizer, dp_group=3), "dp_group", "expected", "got 3", "or None"
@@ -474,6 +502,24 @@ VERBS: dict[str, Use] = {
     "an archive": Use(["anomalies", "a.zip"], "a.zip: ", "expected the directory", "an archive", "unpack it"),
     "a merge into the run": Use(["merge", "run", "-o", "run"], "run: ", "another folder", "that are read", "a new one"),
     "logs of a server": Use(["logs", "parse", "http://a/b.log"], "http://a/b.log: ", "expected a file", "load it down"),
+    **{
+        f"a URL for a path of {words[0]}": Use(words, "s3:/a/b", "a path of this machine", "got a URL", "copy it")
+        for words in (["pack", "s3://a/b", "-o", "x"], ["config", "check", "s3://a/b"], ["report", "-o", "s3://a/b"])
+    },
+    **{
+        f"{name} for {verb}": Use([verb, "-m", name], f"-m {name}: ", "a module that can be run", "none", "correct")
+        for verb, name in (("run", "json.no"), ("check", "no.one"), ("run", "json"))
+    },
+    "a query that writes": Use(
+        ["sql", "run", "DROP TABLE actv"], "'DROP TABLE actv'", "one query that only reads", "got", "write one such as"
+    ),
+    "a table of another query": Use(
+        ["sql", "run", "--map", "FROM actv", "--reduce", "FROM z"],
+        "reduce query 'z'",
+        "there is mapped",
+        "no",
+        "name one",
+    ),
     "a quoted pattern": Use(
         ["logs", "parse", "*.log"], "*.log: ", "expected a file", "no file", "leave the quotes out"
     ),
@@ -599,12 +645,23 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "no time": (lambda m: m.promise(-5), "promise: expected seconds above 0, got -5: it is left out"),
     "no seconds": (lambda m: m.flush("now"), "flush: expected seconds, got 'now'"),
     "no state": (lambda m: m.load_state_dict(3), "load_state_dict: expected what state_dict has returned, got 3"),
-    "no listener": (lambda m: m.on_snapshot("x"), "on_snapshot: expected a function, got 'x'"),
+    "no listener": (lambda m: m.on_snapshot("x"), "on_snapshot: expected a function of one argument, got 'x'"),
     "numbers that are not collected": (
         lambda m: m.generate_xy_metrics(),
         "xy_distribution: expected true where these numbers are asked for, got false",
     ),
-    "no listener of steps": (lambda m: m.on_run_step(None), "on_run_step: expected a function, got None"),
+    "no type of commands": (
+        lambda m: m.commands("x"),
+        "commands: expected types such as ReduceLearningRate, got ('x',)",
+    ),
+    "no listener of steps": (lambda m: m.on_run_step(lambda: 0), "on_run_step: expected a function of one argument"),
+    "no ended number": (lambda m: m.log_ended(), "log_ended: expected numbers by name, such as log_ended(loss=2.5)"),
+    "too few arguments": (lambda m: m.promise(), "promise: no effect: expected promise(seconds), got missing 1"),
+    "too many arguments": (lambda m: m.flush(1, 2), "flush: no effect: expected flush(timeout=30.0), got takes from"),
+    "a number without its name": (
+        lambda m: m.log_ended(2.5),
+        "log_ended: no effect: expected log_ended(**values), got",
+    ),
 }
 
 
@@ -619,17 +676,52 @@ def test_mistakes_while_training_runs(parts: Parts, caplog: pytest.LogCaptureFix
         MISTAKES, 1
     )
     assert (monitor.step, callable(monitor.log), monitor.ops) == (0, True, ["norm"])
+    with pytest.raises(TypeError, match="log: expected a monitor, got the class, and dict in the place of one; write"):
+        parts.new.log({}, loss=1.0)
     assert type(monitor.step) is int  # a checkpoint of the program may hold it
     monitor.stop()
-    for _ in range(2):
-        monitor.log(loss=1.0)
-        assert monitor.generate_wgrad_metrics() == ({}, {})
-    for text in (
-        "log: the run has ended, so nothing is recorded; call log before",
-        "got one that has ended: no numbers; call",
-    ):
-        assert caplog.text.count(text) == 1
     assert "phase: expected that each is left before" not in caplog.text
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "log": lambda m: m.log(loss=1.0),
+    "log_ended": lambda m: m.log_ended(loss=1.0),
+    "phase": lambda m: m.phase("data").__enter__(),
+    "promise": lambda m: m.promise(5),
+    "commands": lambda m: m.commands() or None,
+    "load_state_dict": lambda m: m.load_state_dict({}),
+    "generate_wgrad_metrics": lambda m: None if m.generate_wgrad_metrics() == ({}, {}) else m,
+    "generate_xy_metrics": lambda m: None if m.generate_xy_metrics() == ({}, {}) else m,
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "lack"),
+    [
+        ("unset", "expected a model that is watched, got none; call set_monitor first"),
+        ("ended", "expected a run in progress, got one that has ended; call it before stop()"),
+        ("forked", "expected the process that trains, got one that was forked from it; call it there"),
+    ],
+)
+def test_calls_without_effect(
+    parts: Parts, state: str, lack: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is told once: before a model is watched, after the end, and in a process that does not train."""
+    monitor = parts.new(WG)
+    if state != "unset":
+        monitor.set_monitor(parts.model, 1, parts.optimizer)
+    if state == "ended":
+        monitor.stop()
+    with monkeypatch.context() as patch:
+        if state == "forked":
+            patch.setattr("os.getpid", lambda: 0)
+            monitor.stop()  # as a program may in a finally block: nothing is lost, and nothing told
+            assert monitor.flush()
+        for call in [*CALLS.values()] * 2:
+            assert call(monitor) is None
+    logged = [text for text in caplog.messages if ": no effect: " in text]
+    assert logged == [f"{name}: no effect: {lack}" for name in CALLS]
+    monitor.stop()
 
 
 def test_a_phase_that_lasts_to_the_end(parts: Parts, caplog: pytest.LogCaptureFixture) -> None:
@@ -681,7 +773,9 @@ def test_what_was_made_and_never_began(framework: Harness, caplog: pytest.LogCap
     gc.collect()
     caplog.clear()
     TrainerMonitorV2({"framework": "pytorch", "monitors": {"module": {"enabled": True}}})
-    TrainerRun(framework.TrainerMon, WG)
+    run = TrainerRun(framework.TrainerMon, WG)
+    assert NEVER_BEGUN not in " ".join(capsys.readouterr().err.split())
+    del run
     TrainerRun(framework.TrainerMon, WG, automatic=True)
     gc.collect()
     assert (caplog.messages, NEVER_BEGUN in " ".join(capsys.readouterr().err.split())) == ([NEVER_STARTED], True)
@@ -717,6 +811,30 @@ def test_a_callback_in_its_place(parts: Parts, caplog: pytest.LogCaptureFixture,
     assert "expected once among the trainer's callbacks, got twice" in " ".join(capsys.readouterr().err.split())
     run.end()
     assert "expected numbers" not in caplog.text
+
+
+def test_a_callback_with_a_second_configuration(framework: Harness) -> None:
+    """The error has the call that is meant."""
+    kind = type("Mine", (Watching,), {"monitor_class": framework.TrainerMon})
+    with pytest.raises(TypeError, match=r"Mine: too many positional arguments; call Mine\(config=None, \*\*overrides"):
+        kind(WG, WG)
+
+
+def test_what_is_attached_or_entered_again(framework: Harness, parts: Parts, caplog: pytest.LogCaptureFixture) -> None:
+    """While training runs, and after its end, it is told and nothing is raised; before, it is refused."""
+    monitor = parts.new(WG)
+    monitor.set_monitor(parts.model, 1, parts.optimizer)
+    with pytest.raises(RuntimeError, match="attached already: expected one call"):
+        monitor.set_monitor(parts.model, 1, parts.optimizer)
+    with monitor:
+        for step in range(3):
+            train_step(framework.loop(parts.model, parts.optimizer), *inputs(framework))
+            monitor.set_monitor(parts.model, 1, parts.optimizer)
+            assert monitor.step == step + 1
+    assert caplog.text.count("set_monitor: no effect: this monitor is attached already: expected one call") == 1
+    assert "with: no effect" not in caplog.text
+    with monitor:
+        assert "with: no effect: expected a run in progress, got one that has ended; call it before" in caplog.text
 
 
 def test_a_monitor_in_the_place_of_a_callback(framework: Harness) -> None:

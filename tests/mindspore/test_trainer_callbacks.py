@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import sys
 from pathlib import Path
@@ -67,6 +68,15 @@ def test_a_model_is_watched_as_by_the_three_lines() -> None:
     trained([callback], optimizer, net)
     assert callback.monitor is not first
     assert steps_of(callback.monitor, "loss") == [*range(8, 16)]
+
+
+def test_a_class_in_the_place_of_a_callback(capsys: pytest.CaptureFixture[str]) -> None:
+    """An object is made of it, as trainers of PyTorch do; where it needs an argument, the error has the call."""
+    trained([ProbeCallback])
+    assert "watching TinyNet with AdamWeightDecay" in capsys.readouterr().err
+    with pytest.raises(TypeError, match=r"RunCallback: missing .*; call RunCallback\(monitor\)"):
+        trained([RunCallback])
+    assert (isinstance(ProbeCallback, type), copy.deepcopy(ProbeCallback)) == (True, ProbeCallback)
 
 
 def test_a_monitor_of_the_program_watches_alone() -> None:

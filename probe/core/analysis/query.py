@@ -135,7 +135,7 @@ class OpenRun:
             restrict(connection, [], [folder])
             connection.execute(f"CREATE TABLE {MAPPED} AS FROM read_parquet({listed([path])})")
             statement = parsed(connection, reduce_query)
-            chosen(statement.tables, [MAPPED], "table")
+            chosen(statement.tables, [MAPPED], "table of the reduce query")
             with spelled(statement, mapped.columns):
                 answer = SqlAnswer(connection, statement.text)
             for part in self._mapped(map_query, pieces):

@@ -181,7 +181,8 @@ def refused() -> Iterator[None]:
     try:
         yield
     except duckdb.Error as error:
-        raise ValueError(f"the query cannot be answered: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the query cannot be answered: {reason}; correct it, `probe sql DIR` lists tables") from error
 
 
 @contextmanager

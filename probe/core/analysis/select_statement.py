@@ -71,7 +71,8 @@ def parsed(connection: Connection, text: str) -> SelectStatement:
                 reason=tree["error_message"],
             )
         raise invalid(
-            "expected one query that only reads, such as SELECT or FROM; got {shortened}", shortened=_shortened(text)
+            "expected one query that only reads; got {shortened}; write one such as SELECT name, norm FROM actv",
+            shortened=_shortened(text),
         )
     if len(tree["statements"]) != 1:
         raise invalid(
@@ -129,7 +130,7 @@ def unknown(name: str, offered: Collection[str], what: str) -> str:
     more = len(offered) - MOST_NAMED
     listed = ", ".join(list(offered)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     quotes = "; a text stands in single quotes" if what == "column" and not near else ""
-    return f"there is no {what} {name!r}{meant} is {listed or 'none'}{quotes}"
+    return f"there is no {what} {name!r}{meant} is {listed or 'none'}{quotes or '; name one that is there'}"
 
 
 def restrict(connection: Connection, files: Iterable[object], folders: Iterable[object]) -> None:
@@ -170,13 +171,17 @@ def _is_reference(node: dict[str, Any]) -> bool:
 
 def _check(node: dict[str, Any]) -> None:
     if "cte_map" in node and node["type"] not in NODES:
-        raise invalid("expected a query that only reads; a part of it is {words}", words=_words(node["type"]))
+        raise invalid(
+            "expected a query that only reads; a part of it is {words}: leave it out", words=_words(node["type"])
+        )
     if _is_reference(node):
         _check_reference(node)
     if node.get("class") in {"FUNCTION", "WINDOW"}:
         name = str(node.get("function_name", "")).lower()
         if name in NOT_CALLED or name.startswith(("pg_", "read_", "duckdb_")):
-            raise invalid("the function {name} cannot be called: a query reads the rows of the run alone", name=name)
+            raise invalid(
+                "the function {name} cannot be called: a query reads the rows of the run alone; leave it out", name=name
+            )
 
 
 def _check_reference(node: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ def path_text(path: Path) -> str:
     return text
 
 
-def nearest(name: object, names: Sequence[str], likeness: float = 0.6) -> str | None:
+def nearest(name: object, names: Sequence[str], likeness: float = 0.65) -> str | None:
     """Find the name of ``names`` that a user may have meant, ignoring case; it is at least this like ``name``."""
     if len(str(name)) > LONGEST_NAME:
         return None
@@ -171,7 +171,9 @@ def _form(annotation: Any, value: object, is_list: bool) -> str:
     if is_list and get_origin(bare) is tuple and not isinstance(value, list | tuple):
         if isinstance(value, str) and get_args(bare) and str in (get_args(bare)[0], peel(get_args(bare)[0])[0]):
             return message("; write {text}", text=json.dumps([part.strip() for part in value.split(",")]))
-        return message("; write it in brackets: [...]") if isinstance(value, Mapping) else ""
+        if get_args(bare) and peel(get_args(bare)[0])[0] in (int, float):
+            return message("; write numbers in brackets, such as [0, 1]")
+        return message("; write it in brackets: [...]")
     if get_origin(bare) is dict and not isinstance(value, Mapping):
         return message("; write a key before each value")
     if isinstance(bare, type) and issubclass(bare, BaseModel) and not isinstance(value, Mapping):
@@ -187,6 +189,8 @@ def _unquoted(value: object, expected: str) -> str:
             return message("; write {text} without quotes", text=flag)
         if isinstance(value, str) and expected.startswith(("a number", "an integer")):
             return message("; write {text} without quotes", text=f"{float(value):.15g}")
+        if expected == "a string" and isinstance(value, int | float):
+            return message('; write it in quotes, "{text}"', text=json.dumps(value))
     return ""
 
 

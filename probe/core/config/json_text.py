@@ -100,6 +100,10 @@ def mistake(bare: str, error: json.JSONDecodeError, end: int) -> tuple[int, str]
     opened = _opened(bare, at)
     if at >= end:
         return end, _early_end(bare, opened)
+    if opened and opened[-1][0] == "[" and bare[at] == ":":
+        line = bare.count("\n", 0, opened[-1].start()) + 1
+        text = "expected ], got :; it comes too late: the [ of line {line} is not closed; add ] where its list ends"
+        return at, message(text, line=line)
     return at, _at(bare, at, bool(opened))
 
 
@@ -153,6 +157,7 @@ _SIGNS = {
     "#": message("expected a key, a value or a comma, got #; JSON has no # comments: write //"),
     "'": message('expected double quotes, got a single quote; write "..."'),
     "/": message("expected a value, got /; a comment that begins with /* ends with */"),
+    **dict.fromkeys("“”‘’", message('expected a straight double quote, got a curly one; write "..."')),
     "=": message("expected a colon, got =; write : between a key and its value"),
 }
 

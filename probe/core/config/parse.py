@@ -173,7 +173,10 @@ def content(name: str) -> bytes:
         if isinstance(error, ConfigError):
             raise
         if name.lstrip()[:1] == "{":
-            text = "expected the path of a file or a mapping, got the text of one; pass it through json.loads"
+            text = (
+                "expected the path of a file or a mapping, got the text of one; write it to a file and give its path, "
+                "or pass it through json.loads"
+            )
             raise ConfigError("config_file_path", [message(text)]) from None
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         problem = message(
@@ -302,7 +305,7 @@ def _lines_of(bare: str) -> dict[tuple[str, ...], int]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader of YAML that takes 1e-8 for a number, as YAML 1.2 does, and records repeated keys."""
+    """Safe loader of YAML that reads 1e-8, 0100 and 1:30 as YAML 1.2 does, and records repeated keys."""
 
 
 def _yaml_mapping(loader: _Loader, node: yaml.MappingNode) -> Iterator[_Mapping]:
@@ -312,7 +315,17 @@ def _yaml_mapping(loader: _Loader, node: yaml.MappingNode) -> Iterator[_Mapping]
     result.update(loader.construct_mapping(node))
 
 
+def _yaml_number(loader: _Loader, node: yaml.ScalarNode) -> int | float | str:
+    if ":" in node.value:  # to base 60, in YAML 1.1
+        return str(node.value)
+    if re.fullmatch(r"[-+]?[\d_]+", node.value):  # to base 8, if it begins with 0
+        return int(node.value.replace("_", ""))
+    return loader.construct_yaml_float(node) if node.tag.endswith("float") else loader.construct_yaml_int(node)
+
+
 _Loader.add_constructor("tag:yaml.org,2002:map", _yaml_mapping)
+_Loader.add_constructor("tag:yaml.org,2002:int", _yaml_number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _yaml_number)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )

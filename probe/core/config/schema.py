@@ -37,6 +37,7 @@ from probe.core.fields import (
     Selector,
     Text,
     Variants,
+    address_like,
     args_of,
     not_blank,
     not_empty,
@@ -44,6 +45,7 @@ from probe.core.fields import (
     wrong,
 )
 from probe.core.histogram import HISTOGRAM
+from probe.core.language import message
 from probe.core.moments import GROUPS, OPS
 from probe.core.output.sinks import FORMATS, offered
 from probe.core.output.sinks.otlp import OtlpSettings
@@ -117,6 +119,8 @@ DEFAULT_RULES = tuple(name for name, rule in RULES.items() if rule.by_default)
 
 
 def _known_rule(name: str) -> str:
+    if name in RUN_RULES:
+        raise wrong(message("a rule about collected values; those about numbers of the run stand in run.rules"))
     if name not in RULE_ARGS:
         Names((*RULE_ARGS, *(point.name for point in entry_points(group=GROUP)))).check(name)
     return name
@@ -287,22 +291,22 @@ RUN_RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RUN
 """Rules about the run, and the models of their arguments."""
 
 
+def _known_run_rule(name: str) -> str:
+    if name in RULE_ARGS:
+        raise wrong(message("a rule about numbers of the run; those about collected values stand in alert.rules"))
+    return name
+
+
 class RunRuleSettings(Section):
     """Rule about numbers of the run."""
 
-    rule_name: Annotated[Text, Names(tuple(RUN_RULES))] = Field(
+    rule_name: Annotated[Text, AfterValidator(_known_run_rule), Names(tuple(RUN_RULES))] = Field(
         description=f"Name of the rule. {', '.join(f'{name} {rule.finds}' for name, rule in RUN_RULES.items())}."
     )
     args: Annotated[Any, args_of("rule_name", RUN_RULE_ARGS), Variants(RUN_RULE_ARGS)] = Field(
         {}, validate_default=True
     )
     """Arguments of the rule."""
-
-
-def _server(address: str) -> str:
-    if not re.fullmatch(r"https?://[^/\s]+\S*", address.strip(), re.IGNORECASE):
-        raise wrong("an address such as http://10.0.0.1:8765")
-    return address
 
 
 class HangSettings(Section):
@@ -337,7 +341,7 @@ class RunSettings(Section):
     none."""
     flops_per_step: Annotated[Number, ranges.Gt(0)] | None = None
     """Floating-point operations of a step on this rank, for `model_tflops` (TFLOP/s). Missing: not recorded."""
-    server: Annotated[Text, AfterValidator(_server)] | None = None
+    server: Annotated[Text, address_like("http://10.0.0.1:8765")] | None = None
     """Address of a heartbeat server (`probe serve`), such as `http://10.0.0.1:8765`, to which every rank sends its
     numbers and findings. Its token is read from the environment variable PROBE_SERVER_TOKEN."""
     hang: HangSettings = HangSettings()

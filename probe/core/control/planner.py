@@ -234,7 +234,10 @@ class Planner:
         if self._inbox is None:
             if not self._warned_of_commands:
                 self._warned_of_commands = True
-                _log.warning("commands: none will come, since the configuration is no file beside which they could lie")
+                _log.warning(
+                    "commands: none will come: expected a configuration in a file, beside which they lie, got a "
+                    "mapping; pass the path of a file to TrainerMon"
+                )
             return []
         return self._inbox.due(step, accepts)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 Arguments = Mapping[str, Any]
 """The arguments of ``set_monitor``, all of them, by name."""
 Function = TypeVar("Function", bound=Callable[..., None])
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 _ADVICE = "call set_monitor(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)"
 NAMES = ("model", "grad_acc_steps", "optimizer", "dp_group", "tp_group", "start_iteration")
@@ -51,6 +53,63 @@ def checked(call: str) -> Callable[[Function], Function]:
         return __init__  # type: ignore[return-value]
 
     return refuse
+
+
+def reported(result: Callable[[], object], needs: str = "run") -> Callable[[Called], Called]:
+    """Make a method of a monitor report a call that has no effect, and return ``result()``: training goes on.
+
+    Args:
+        needs: ``run`` if a call has an effect in a run in progress alone, ``before`` if before it, too; else empty.
+    """
+
+    def decorate(method: Called) -> Called:
+        name, (_, *parameters) = method.__name__, signature(method).parameters.values()
+        call = f"{name}({', '.join(str(parameter.replace(annotation=Parameter.empty)) for parameter in parameters)})"
+
+        @wraps(method)
+        def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
+            check_bound(self, name)
+            lack = self._lack(needs)
+            try:
+                if lack is None:
+                    return method(self, *args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                    raise  # not by the call itself
+                lack = f"expected {call}, got {str(error).partition('() ')[2]}; correct the call"
+            if lack:
+                self._report(f"{name}: no effect: {lack}".replace("%", "%%"))
+            return result()
+
+        return cast("Called", reporting)
+
+    return decorate
+
+
+def check_bound(monitor: object, name: str) -> None:
+    """Raise TypeError if a method was called on the class of monitors, with ``monitor`` in the place of one."""
+    if not hasattr(monitor, "_lack"):
+        got = f"got the class, and {type(monitor).__name__} in the place of one"
+        raise TypeError(f"{name}: expected a monitor, {got}; write monitor = TrainerMon(...); monitor.{name}(...)")
+
+
+def takes_one(function: object) -> bool:
+    """Return whether ``function`` can be called with one argument, as far as its signature can be read."""
+    try:
+        signature(function).bind(None)  # type: ignore[arg-type]  # what is no function raises TypeError
+    except ValueError:
+        pass
+    except TypeError:
+        return False
+    return True
+
+
+def seconds_of(value: Any) -> float:
+    """Return ``value`` as a number; NaN if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def read(*args: Any, **kwargs: Any) -> Arguments:

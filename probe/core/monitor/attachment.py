@@ -51,7 +51,7 @@ UNLEFT = (
 )
 UNSTEPPED = (
     "no training step was seen: expected updates by the optimizer passed to set_monitor, got none; call its step(), or "
-    "pass the one that trains, after it is wrapped"
+    "pass the one that trains, after it is wrapped, and call stop() after training"
 )
 _log = logging.getLogger("probe")
 
@@ -85,6 +85,7 @@ class Attachment:
         self._folder: OutputFolder | None = None
         self._folding = threading.RLock()
         self._ended_at: int | None = None
+        self.process = os.getpid()
         self.session: Session | None = None
         """The session; None once it has ended."""
         self._leaving: Session | None = None

@@ -27,6 +27,7 @@ OPTIMIZER_TYPES = (
     "DeepSpeedZeroOptimizer_Stage3",
 )
 """Former values of ``opt_ty``. The type of the optimizer is now read from the optimizer itself."""
+NEVER_BEGUN = "a callback of probe was made, and saw no training begin: pass it to the trainer, before training"
 _OF_CALLBACKS = frozenset({"on_init_end", "on_train_begin", "state_key", "setup", "run_event"})
 """Attributes that trainers read first of their callbacks."""
 
@@ -36,10 +37,13 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
     if opt_ty is not None:
         remark = "" if opt_ty in OPTIMIZER_TYPES else f" (nor was {opt_ty!r} ever one of {', '.join(OPTIMIZER_TYPES)})"
         deprecated(f"opt_ty has no effect: leave it out{remark}", 5)
-    if param_have_main_grad is None:
-        return params_have_main_grad
-    deprecated("param_have_main_grad: write params_have_main_grad", 5)
-    return param_have_main_grad
+    if param_have_main_grad is not None:
+        deprecated("param_have_main_grad: write params_have_main_grad", 5)
+        params_have_main_grad = param_have_main_grad
+    if not isinstance(params_have_main_grad, int):  # a bool is one
+        got = f"got {params_have_main_grad!r:.80}; leave it out"
+        raise TypeError(f"params_have_main_grad: expected true or false, {got}")
+    return bool(params_have_main_grad)
 
 
 class PassedToTrainer:
@@ -81,8 +85,15 @@ class CheckedAttributes(PassedToTrainer):
         super().__setattr__(name, value)
 
     def __getstate__(self) -> object:
-        """Refuse to be copied or saved, as threads and files cannot be."""
-        raise TypeError(f"a {type(self).__name__} cannot be copied or saved; expected its state_dict(): save that")
+        """Refuse to be copied, saved or sent, as threads and files cannot be."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied, saved or sent to another process; expected its state_dict(): "
+            "save that, or make a monitor in each process"
+        )
+
+    def _lack(self, needs: str) -> str | None:  # noqa: ARG002 - of a monitor with states
+        """Return the reason for which a call has no effect; empty if it is known already, None if there is none."""
+        return None
 
     def _report(self, text: str, *values: object) -> None:
         """Log a mistake of the program, once for each text."""

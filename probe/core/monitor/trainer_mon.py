@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,9 +27,14 @@ from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.run_output import FLUSH_SECONDS, Output
 from probe.core.records import Finding
 from probe.core.run_state.rules import RunStep
+from probe.core.run_state.run_numbers import RunNumbers
 
 _log = logging.getLogger("probe")
-NEVER_SET = "TrainerMon was made, and nothing was watched: call set_monitor(model, grad_acc_steps, optimizer), too"
+NEVER_SET = (
+    "TrainerMon was made, and nothing was watched: call set_monitor(model, grad_acc_steps, optimizer), too; a trainer "
+    "takes a ProbeCallback in its place"
+)
+UNWATCHED = "expected a model that is watched, got none; call set_monitor first"
 REPLACED = (
     "set_monitor: a monitor of the same configuration watched this model (a cell of a notebook that ran again?): it "
     "has been stopped, with its files in %s; to watch a model twice, use different configurations"
@@ -37,6 +43,10 @@ _ATTACHED: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors that have been attached."""
 _RUNS: weakref.WeakSet[Attachment] = weakref.WeakSet()
 """Attachments that a program has made itself."""
+
+
+def _nothing() -> None:
+    """Have no effect."""
 
 
 class Monitor(AssignedSettings):
@@ -127,18 +137,24 @@ class Monitor(AssignedSettings):
         a warning; one with a different configuration watches beside this one.
 
         Raises:
-            RuntimeError: if this monitor is attached already; ``stop()`` it first.
+            RuntimeError: if this monitor is attached already, before training: ``stop()`` it first. Later, this is
+                logged.
             ValueError: for arguments out of range, targets that the model lacks, or a model that cannot be watched.
             OSError: if the output folder that MONITOR_OUTPUT_DIR names cannot be used.
 
         If the machine fails instead (the current folder is gone, the disk is full), that is
         logged and counted in ``faults``, and training goes on without the monitor.
         """
+        arguments.check_bound(self, "set_monitor")
         self._never_set.detach()
+        attachment = self._attachment
         if self._attached:
             text = "this monitor is attached already: expected one call before stop(), got another; call stop() first"
-            raise RuntimeError(f"set_monitor: {text}")
-        if (attachment := self._attachment) is not None and attachment.ending:
+            if attachment is None or attachment.step == attachment.first:
+                raise RuntimeError(f"set_monitor: {text}")
+            self._report("set_monitor: no effect: %s", text)  # training has begun
+            return
+        if attachment is not None and attachment.ending:
             attachment.end()
         subject = Subject.of(self.framework, arguments.read(*args, **kwargs), self._main_grad)
         if not self.automatic:
@@ -197,19 +213,20 @@ class Monitor(AssignedSettings):
         inside = {id(module) for model in models for _, module in hooks.modules(model)}
         return inside | {id(model) for model in models}
 
+    @arguments.reported(lambda: _nothing, needs="")
     def on_snapshot(self, listener: SnapshotListener) -> Remove:
         """Call ``listener`` with each collected step, on the delivery thread: training does not wait for it, and its
         failures are counted. Return a function that ends this."""
-        if not callable(listener):
-            self._report(
-                "on_snapshot: expected a function, got %.80r: it is left out; pass one that takes a snapshot", listener
-            )
-            return lambda: None
+        if not arguments.takes_one(listener):
+            text = "on_snapshot: expected a function of one argument, got %.80r: it is left out; pass one that takes a "
+            self._report(f"{text}snapshot", listener)
+            return _nothing
         self._listeners.add(listener)
         return lambda: self._listeners.remove(listener)
 
     # Numbers of the run.
 
+    @arguments.reported(_nothing)
     def log(self, *unnamed: Any, step: int | None = None, **values: Any) -> None:
         """Record numbers of a training step, such as ``loss``, ``grad_norm``, ``batch_size``, ``tokens``
         or ``val_loss``; any name will do. Call it anywhere in a step and any number of times: the last value of a name
@@ -226,21 +243,21 @@ class Monitor(AssignedSettings):
                 thread; training never waits for them. None is left out. A value that is no number is counted as a
                 fault.
         """
-        if unnamed or not values:
-            expected = "log: expected numbers by name, such as log(loss=2.5), got %.80s: not recorded"
-            self._report(expected, repr(unnamed[0]) if unnamed else "none")
-        if (attachment := self._attachment_for("log: no model is watched, so nothing is recorded")) is None:
-            return
-        if (numbers := attachment.listening_numbers()) is not None:
-            numbers.log(values, step)
-        elif not self._attached and not self.way:
-            self._report("log: the run has ended, so nothing is recorded; call log before stop")
+        self._record("log", unnamed, values, step)
 
+    @arguments.reported(_nothing)
     def log_ended(self, **values: Any) -> None:
         """Record numbers of the step that ended last, as :meth:`log` does: for callbacks after the update."""
-        if values:
-            self.log(step=self.step - 1 if self.step > self._first else None, **values)
+        self._record("log_ended", (), values, self.step - 1 if self.step > self._first else None)
 
+    def _record(self, call: str, unnamed: tuple[Any, ...], values: Mapping[str, Any], step: int | None) -> None:
+        if unnamed or not values:
+            expected = f"{call}: expected numbers by name, such as {call}(loss=2.5), got %.80s: not recorded"
+            self._report(expected, repr(unnamed[0]) if unnamed else "none")
+        if (numbers := self._numbers) is not None:
+            numbers.log(values, step)
+
+    @arguments.reported(nullcontext)
     def phase(self, name: str = "") -> AbstractContextManager[None]:
         """Return a context whose time is recorded as ``phase/{name}_seconds``, for names such as ``evaluation``,
         ``checkpoint`` and ``data``.
@@ -249,8 +266,7 @@ class Monitor(AssignedSettings):
         """
         if not isinstance(name, str) or not name:
             self._report("phase: expected a name such as evaluation, got %.80r; pass one", name)
-        numbers = self._attachment.listening_numbers() if self._attachment is not None else None
-        if numbers is None:
+        if (numbers := self._numbers) is None:
             return nullcontext()
         context = numbers.phase(name)
         weakref.finalize(context, self._look_at_phase, getattr(context, "gen", None), name).atexit = False
@@ -263,16 +279,16 @@ class Monitor(AssignedSettings):
             lack = "not entered, and counts nothing" if state == GEN_CREATED else "not left, and counts no further"
             self._report(f"phase: %.80s was {lack}; write `with monitor.phase(...):`", name)
 
+    @arguments.reported(_nothing)
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``: until then the run does not count as standing still."""
-        if isinstance(seconds, int | float) and not seconds > 0:
-            self._report(
-                "promise: expected seconds above 0, got %r: it is left out; pass how long it may take", seconds
-            )
-            return
-        if self._attachment is not None:
-            self._attachment.numbers.promise(seconds)
+        if not (number := arguments.seconds_of(seconds)) > 0:
+            text = "promise: expected seconds above 0, got %.80r: it is left out; pass how long it may take"
+            self._report(text, seconds)
+        elif self._attachment is not None:
+            self._attachment.numbers.promise(number)
 
+    @arguments.reported(list)
     def commands(self, *accepts: type[Command]) -> list[Command]:
         """Return the commands from outside that take effect now, before a step: call it once in each step, on all
         ranks, before the forward. Each rank gets the same commands before the same step.
@@ -285,38 +301,39 @@ class Monitor(AssignedSettings):
             Commands, mostly none. Use each in a ``with`` statement, or answer it by ``done()``, ``failed()`` or
             ``refuse()``; the answer of each rank is recorded beside the request.
         """
-        attachment = self._attachment_for("commands: no model is watched, so none arrives")
-        return [] if attachment is None else attachment.commands(accepts)
+        kinds = [kind for kind in accepts if isinstance(kind, type) and issubclass(kind, Command)]
+        if len(kinds) < len(accepts):
+            text = "commands: expected types such as ReduceLearningRate, got %.80r: others are left out; pass the types"
+            self._report(text, accepts)
+        return [] if self._attachment is None else self._attachment.commands(kinds)
 
+    @arguments.reported(lambda: _nothing, needs="before")
     def on_run_step(self, listener: Callable[[RunStep], None]) -> Callable[[], None]:
         """Call ``listener`` with the numbers of every step, on another thread; return a function that ends this.
 
         Raises:
             RuntimeError: if no model is watched.
         """
-        if not callable(listener):
-            self._report(
-                "on_run_step: expected a function, got %.80r: it is left out; pass one that takes a step", listener
-            )
-        if self._unwatched or not callable(listener):
-            return lambda: None
-        numbers = self._attachment.listening_numbers() if self._attachment is not None else None
-        if numbers is None:
-            raise RuntimeError("on_run_step: no model is watched; call set_monitor first")
-        return numbers.listen(listener)
+        if not arguments.takes_one(listener):
+            text = "on_run_step: expected a function of one argument, got %.80r: it is left out; pass one that takes "
+            self._report(f"{text}a step", listener)
+        elif (numbers := self._numbers) is not None:
+            return numbers.listen(listener)
+        elif self._attachment is None and not self._unwatched:
+            raise RuntimeError(f"on_run_step: {UNWATCHED}")
+        return _nothing
 
     def state_dict(self) -> dict[str, Any]:
         """Return what rules about the run remember, to be saved with a checkpoint: values that JSON can hold."""
         return self._attachment.numbers.state_dict() if self._attachment is not None else {}
 
+    @arguments.reported(_nothing)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` has returned; call it after ``set_monitor``."""
         restored = 0
-        if self._attachment is None and state and not self._unwatched:
-            self._report("load_state_dict: nothing is restored before set_monitor; call it after")
         if isinstance(state, Mapping) and self._attachment is not None:
             restored = self._attachment.numbers.load_state_dict(state)
-        if not isinstance(state, Mapping) or (state and self._attachment is not None and not restored):
+        if not isinstance(state, Mapping) or (state and not restored):
             self._report(
                 "load_state_dict: expected what state_dict has returned, got %.80r: nothing is restored; pass that",
                 state,
@@ -324,6 +341,7 @@ class Monitor(AssignedSettings):
 
     # The end.
 
+    @arguments.reported(_nothing, needs="")
     def stop(self) -> None:
         """Remove every hook, write all pending steps and close the files. A further call does nothing; after one that
         was interrupted (Ctrl-C), it goes on with what is left, as the end of the process does.
@@ -344,10 +362,13 @@ class Monitor(AssignedSettings):
             restore_handler()
 
     def __enter__(self) -> Monitor:
+        if lack := self._lack("before"):
+            self._report(f"with: no effect: {lack}")
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        self._end(error)
+        if self._lack("") is None:  # a forked process leaves the run to its parent
+            self._end(error)
 
     # State while it runs.
 
@@ -376,13 +397,15 @@ class Monitor(AssignedSettings):
         """Number of failures and losses inside probe, by place."""
         return self._noted.counts
 
+    @arguments.reported(lambda: True, needs="")
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
-        if not isinstance(timeout, int | float):
+        if math.isnan(wait := arguments.seconds_of(timeout)):
             self._report(f"flush: expected seconds, got %.80r: {FLUSH_SECONDS:g} are taken; pass a number", timeout)
-            timeout = FLUSH_SECONDS
-        return self._attachment.flush(timeout) if self._attachment is not None else True
+            wait = FLUSH_SECONDS
+        return self._attachment.flush(wait) if self._attachment is not None else True
 
+    @arguments.reported(lambda: ({}, {}))
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Return the weight gradients of this step so far, reduced and unreduced: ``{tag: {op: value}}``.
 
@@ -391,6 +414,7 @@ class Monitor(AssignedSettings):
         """
         return self._read(gradients_of, "wg_distribution")
 
+    @arguments.reported(lambda: ({}, {}))
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Return activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` does."""
         return self._read(activations_of, "xy_distribution")
@@ -398,19 +422,23 @@ class Monitor(AssignedSettings):
     def _read(self, read: Callable[[Run, TrainingSteps], tuple[Metrics, Metrics]], key: str) -> tuple[Metrics, Metrics]:
         if not getattr(self.settings, key):
             self._report(f"{key}: expected true where these numbers are asked for, got false: there are none")
-        attachment = self._attachment_for("no model is watched, so there are no numbers of gradients and activations")
-        if attachment is not None and not self._attached:
-            call = "generate_wgrad_metrics and generate_xy_metrics"
-            self._report(f"{call}: expected a run in progress, got one that has ended: no numbers; call before stop")
-        if attachment is None or attachment.session is None:
+        if (attachment := self._attachment) is None or attachment.session is None:
             return {}, {}
         return attempt(self._noted, "read", read, attachment.run, attachment.session.steps) or ({}, {})
 
-    def _attachment_for(self, lack: str) -> Attachment | None:
-        """Return the attachment; without one report ``lack``, unless the machine refused it."""
-        if self._attachment is None and not self._unwatched:
-            self._report(f"{lack}; call set_monitor first")
-        return self._attachment
+    def _lack(self, needs: str) -> str | None:
+        if (attachment := self._attachment) is None:
+            return None if needs != "run" else "" if self._unwatched else UNWATCHED
+        if attachment.process != os.getpid():
+            return "expected the process that trains, got one that was forked from it; call it there" if needs else ""
+        if not needs or attachment.session is not None:
+            return None
+        return "" if self.way else "expected a run in progress, got one that has ended; call it before stop()"
+
+    @property
+    def _numbers(self) -> RunNumbers | None:
+        """The numbers of the run, which are recorded from now on; None if there is no run in progress."""
+        return self._attachment.listening_numbers() if self._attachment is not None else None
 
     @property
     def _output(self) -> Output | None:

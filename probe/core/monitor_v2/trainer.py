@@ -96,6 +96,7 @@ class TrainerMonitorV2(CheckedAttributes):
         monitor.set_monitor(model, optimizer=optimizer, grad_acc_steps=accumulated, **passed)
         self.monitor = monitor
 
+    @arguments.reported(lambda: None, needs="")
     def step(self) -> None:
         """End a training step if no optimizer was passed; else steps are counted by updates, and this has no effect."""
         if self._mark is not None:
@@ -111,6 +112,7 @@ class TrainerMonitorV2(CheckedAttributes):
                 "set patch_optimizer_step to false"
             )
 
+    @arguments.reported(lambda: None, needs="")
     def stop(self) -> None:
         """Remove every hook, write all pending steps and close the files."""
         if self.monitor is not None:

@@ -14,7 +14,7 @@ from probe.core.config.schema import Settings
 from probe.core.distributed.global_stats import GlobalStats
 from probe.core.distributed.whole_tensors import ExchangedStep, ExchangeThread
 from probe.core.door import attempt, count, succeeds
-from probe.core.faults import Faults
+from probe.core.faults import SINK, Faults
 from probe.core.instrumentation.context import Listeners
 from probe.core.output.history_buffer import HistoryBuffer
 from probe.core.output.resume import Resumed
@@ -329,4 +329,4 @@ class Writer:
 
 def _where(sink: Sink) -> str:
     """Return the place under which failures of ``sink`` are counted."""
-    return f"sink {type(sink).__name__}"
+    return f"{SINK}{type(sink).__name__}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from probe.core.config.schema import Settings
 from probe.core.door import attempt
-from probe.core.faults import Faults
+from probe.core.faults import SINK, Faults
 from probe.core.naming import RUN, VALUE
 from probe.core.output.sinks import KEPT, Sink, factory
 from probe.core.output.sinks.context import SinkContext
@@ -79,4 +79,4 @@ class RunWriter:
 
 def _place(sink: Sink) -> str:
     """Return the place under which failures of ``sink`` are counted."""
-    return f"sink {type(sink).__name__} of the run's numbers"
+    return f"{SINK}{type(sink).__name__} of the run's numbers"

@@ -10,8 +10,10 @@ from functools import partial
 from typing import NamedTuple
 
 from probe.core.checks import CHECKS, CheckFinding
+from probe.core.config.load import dynamic
 from probe.core.config.schema import Settings
 from probe.core.control.armed_collection import CollectedSteps
+from probe.core.faults import SINK
 from probe.core.hindsight.onset import Onset
 from probe.core.instrumentation.context import CAPTURED
 from probe.core.judged_findings import is_located, of_check, of_number
@@ -187,7 +189,7 @@ class RunAccount:
             step=step,
             steps=steps,
             recorded=recorded,
-            why=self._why(step) if recorded < steps else "",
+            why=self._why(step) if recorded < steps else _unwritten(faults),
             loss=self._loss,
             findings=tuple(self._findings),
             looked=self._looked_at(steps, recorded, CAPTURED in faults),
@@ -250,6 +252,8 @@ class RunAccount:
         settings = self._settings
         if not any(getattr(settings, switch) for switch in SIGNALS_OF):
             return message("the configuration records no rows")
+        if not (self._recorded or settings.dynamic_on) and dynamic(os.environ):
+            return message("dynamic_on is false: set it to true in the configuration file")
         if settings.module_ranks and self._rank not in settings.module_ranks:
             return message("this rank is not in module_ranks")
         if settings.max_overhead is not None:
@@ -268,6 +272,12 @@ def _added(text: str, before: str) -> str:
     """Return what a longer text of a finding has beyond ``before``."""
     parts = [*text.values.values()] if isinstance(text, Message) else [text.removeprefix(f"{before}; ")]
     return str(parts[-1])
+
+
+def _unwritten(faults: Mapping[str, int]) -> str:
+    """Return a clause about rows that could not be written, if there are any."""
+    lost = any(place.startswith(SINK) for place in faults)
+    return message("not all of them written: warnings above name what failed") if lost else ""
 
 
 def _unjudged(name: str, is_recorded: bool) -> Message:

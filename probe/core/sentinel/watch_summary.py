@@ -86,7 +86,7 @@ class WatchSummary(NamedTuple):
     recorded: int
     """Steps of which rows were collected."""
     why: str
-    """Reason for which not all were recorded, as a clause; empty if all were."""
+    """Reason for which not all were recorded, or what of them could not be written, as a clause; else empty."""
     loss: LossSpan
     findings: tuple[JudgedFinding, ...]
     looked: Looked
@@ -246,7 +246,7 @@ def _steps(ranks: Sequence[WatchSummary]) -> str:
     if len(ranks) > 1:
         parts = [message("{steps} on {number} ranks", steps=parts[0], number=len(ranks))]
     if most and first.ended:
-        parts.append(message("all of them recorded"))
+        parts.append(joined("", [first.why or message("all of them recorded")]))
     if most and first.ended and first.recorded < first.steps:
         parts[-1] = message("{number} of them recorded ({why})", number=first.recorded, why=first.why)
     return joined(", ", parts)

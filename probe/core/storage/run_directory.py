@@ -181,14 +181,12 @@ def read_manifest(directory: Place, problems: Problems) -> Manifest | None:
         return Manifest()
     except (OSError, ValueError) as error:
         lost = isinstance(path, Location)  # an object that cannot be fetched is not a file that a killed rank has left
-        problems.add(
-            path, message("expected a JSON object; {error}", error=error), getattr(error, "lineno", None), skipped=lost
-        )
+        text = "expected a JSON object; {error}: rows are read without it; remove it if its rank was killed"
+        problems.add(path, message(text, error=error), getattr(error, "lineno", None), skipped=lost)
         return Manifest()
     if not isinstance(fields, dict):
-        problems.add(
-            path, message("expected a JSON object; there is {type}", type=type(fields).__name__), skipped=False
-        )
+        text = "expected a JSON object; there is {type}: rows are read without it; remove it if its rank was killed"
+        problems.add(path, message(text, type=type(fields).__name__), skipped=False)
         return Manifest()
     schema = fields.get("schema", SCHEMA)
     if not isinstance(schema, int) or schema > SCHEMA:

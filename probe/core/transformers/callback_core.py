@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -14,7 +15,9 @@ from probe.core.backend.protocols import FrameworkAdapter, Shard, Tensor
 from probe.core.door import succeeds
 from probe.core.faults import Faults
 from probe.core.instrumentation.recorder import Pending, Recorder
+from probe.core.messages import complain
 from probe.core.moments import columns_for
+from probe.core.monitor.legacy import NEVER_BEGUN
 from probe.core.monitor.process_exit import Endings
 from probe.core.records import Batch, Key
 from probe.core.transformers.configuration import TransformersConfigError, checked
@@ -106,6 +109,7 @@ class CallbackCore:
         self.lines = logger()
         """Logger of the lines."""
         self._values: StepValues | None = None
+        self._never_begun = weakref.finalize(self, complain, NEVER_BEGUN, "warning")
         self._endings: Endings | None = None
 
     @property
@@ -121,6 +125,7 @@ class CallbackCore:
     def hand_over(self, step: int, seconds: float, values: Mapping[str, Any], norms: Norms | None = None) -> None:
         """Send the values of a step to the thread; begin it at the first step."""
         if self._values is None:
+            self._never_begun.detach()
             self._values = StepValues(self.framework, self._noted, self._receive)
             self._endings = Endings(self._ended, self.flush)
         self._values.submit(step, seconds, values, norms)

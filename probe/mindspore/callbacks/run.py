@@ -10,12 +10,28 @@ from mindspore.train import Callback
 
 from probe.core.door import FaultCounter
 from probe.core.faults import Faults
+from probe.core.monitor import arguments
 from probe.core.naming import LEARNING_RATE, LOSS
 from probe.launch.trainer_run import harmless
 from probe.mindspore.adapter import TrainerMon
 from probe.mindspore.callbacks.outputs import learning_rate_of, optimizer_of, values_of
 
 _log = logging.getLogger("probe")
+
+
+class Made(type):
+    """Type of callbacks that ``Model.train`` also takes by their class, as trainers of PyTorch do: an object is made of
+    it. MindSpore asks for the class of each callback, and enters it."""
+
+    @property  # type: ignore[misc]  # that of a class is writable
+    def __class__(cls) -> type:
+        return cls
+
+    def __enter__(cls) -> Any:
+        return cls()
+
+    def __exit__(cls, *_: object) -> None:
+        """Have no effect: the object ends with training."""
 
 
 class RunReceiver(Protocol):
@@ -25,7 +41,7 @@ class RunReceiver(Protocol):
         """Record ``values`` of the step in progress."""
 
 
-class RunCallback(Callback):
+class RunCallback(Callback, metaclass=Made):
     """Callback that logs loss, loss scale, learning rate and global norm of each step. It places no hook and waits for
     no device. It also works in graph mode, where it counts the steps of a monitor without signals.
 
@@ -36,6 +52,7 @@ class RunCallback(Callback):
         monitor: receives the values, such as a ``TrainerMon``.
     """
 
+    @arguments.checked("monitor")
     def __init__(self, monitor: RunReceiver) -> None:
         super().__init__()
         self._monitor = monitor
@@ -55,7 +72,8 @@ class RunCallback(Callback):
         self._warn_of_sinking(params, compiled)
         values.setdefault(LEARNING_RATE, learning_rate_of(optimizer_of(params)))
         values.pop("overflow", None)
-        self._monitor.log_ended(**{name: value for name, value in values.items() if value is not None})
+        if numbers := {name: value for name, value in values.items() if value is not None}:
+            self._monitor.log_ended(**numbers)
 
     def _warn_of_sinking(self, params: Any, compiled: bool) -> None:
         if not self._warned and params.dataset_sink_mode and int(params.batch_num) > 1:

@@ -9,6 +9,7 @@ from typing import Any
 import mindspore
 
 from probe.core.door import attempt
+from probe.core.monitor import arguments
 from probe.launch.trainer_run import NumberReceiver, Source, TrainerRun
 from probe.mindspore.adapter import TrainerMon
 from probe.mindspore.callbacks.outputs import backbone_of, optimizer_of
@@ -51,6 +52,7 @@ class ProbeCallback(RunCallback):
         ConfigError: naming every problem of the configuration.
     """
 
+    @arguments.checked("config=None, **overrides")
     def __init__(self, config: Source | NumberReceiver | None = None, **overrides: Any) -> None:
         self._run = TrainerRun(TrainerMon, config, overrides)
         super().__init__(self._run)

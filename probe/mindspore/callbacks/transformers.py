@@ -20,6 +20,7 @@ from probe.core.transformers.schema import StateSection
 from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, make_callbacks
 from probe.mindspore.adapter import ADAPTER, TrainerMon
 from probe.mindspore.callbacks.outputs import backbone_of, learning_rate_of, optimizer_of, values_of
+from probe.mindspore.callbacks.run import Made
 from probe.mindspore.callbacks.training import ProbeCallback
 from probe.mindspore.private_api import flops_collection
 
@@ -80,7 +81,7 @@ def _dump_folder(state: StateSection) -> str:
     return str(folder or state.dump_path)
 
 
-class MFLossMonitor(LossMonitoring, Callback):
+class MFLossMonitor(LossMonitoring, Callback, metaclass=Made):
     """Monitor of the loss. It needs no hook, so that it also works in graph mode. See
     :class:`probe.core.transformers.loss_monitor.LossMonitoring`."""
 
@@ -120,7 +121,7 @@ class MFLossMonitor(LossMonitoring, Callback):
         self.close()
 
 
-class TrainingStateMonitor(StateMonitoring, Callback):
+class TrainingStateMonitor(StateMonitoring, Callback, metaclass=Made):
     """Monitor of the training state. See :class:`probe.core.transformers.state_monitor.StateMonitoring`."""
 
     framework = ADAPTER

@@ -12,6 +12,7 @@ import torch
 
 from probe.core.door import FaultCounter, Hook, attempt
 from probe.core.errors import missing
+from probe.core.monitor import arguments
 from probe.launch.model_search import named
 from probe.launch.trainer_run import NumberReceiver, Source, TrainerRun, harmless
 from probe.pytorch import hooks, parallel
@@ -51,6 +52,7 @@ class ProbeTracker(GeneralTracker):
     requires_logging_directory = False
     main_process_only = False
 
+    @arguments.checked("config=None, **overrides")
     def __init__(self, config: Source | NumberReceiver | None = None, **overrides: Any) -> None:
         super().__init__()
         self._run = TrainerRun(TrainerMon, config, overrides)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probe.core.errors import missing
+from probe.core.monitor import arguments
 from probe.core.naming import LOSS, VAL_LOSS
 from probe.launch.trainer_run import NumberReceiver, Source, TrainerRun, Watching, harmless
 from probe.pytorch.adapter import TrainerMon
@@ -33,6 +34,7 @@ class LightningCallback(Watching, Callback):
 
     monitor_class = TrainerMon
 
+    @arguments.checked("config=None, **overrides")
     def __init__(
         self, config: Source | NumberReceiver | None = None, *, validation: str = "val_loss", **overrides: Any
     ) -> None:
@@ -55,6 +57,11 @@ class LightningCallback(Watching, Callback):
         """Numbers of the step in progress."""
         self._seen: dict[str, Any] = {}
         """Metrics that have been recorded: the trainer keeps them until they are logged again."""
+
+    def setup(self, trainer: Any, pl_module: Any = None, stage: str = "") -> None:  # noqa: ARG002
+        """Refuse the class in the place of an object: the trainer passes itself first."""
+        if not isinstance(self, LightningCallback):
+            raise TypeError("callbacks: expected an object of ProbeCallback, got the class; write ProbeCallback(...)")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         optimizers = list(trainer.optimizers)
@@ -84,8 +91,9 @@ class LightningCallback(Watching, Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         self._run.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        self._run.end()
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException | None = None) -> None:  # noqa: ARG002
+        if isinstance(self, LightningCallback):  # not the trainer, where the class itself was passed to it
+            self._run.end()
 
     def _metrics(self, trainer: Any) -> dict[str, Any]:
         """Return the metrics that were logged since the last call."""

@@ -272,7 +272,10 @@ def test_settings_never_change() -> None:
         ({"eps": float("nan")}, "eps: expected a number >= 0, got NaN"),
         ({"eps": True}, "eps: expected a number >= 0, got true"),
         ({"module_ranks": [0, "1"]}, 'module_ranks[1]: expected an integer >= 0, got "1"; write 1 without quotes'),
-        ({"module_ranks": "0"}, 'module_ranks: expected a list of integers >= 0, got "0"'),
+        (
+            {"module_ranks": "0"},
+            'module_ranks: expected a list of integers >= 0, got "0"; write numbers in brackets, such as [0, 1]',
+        ),
         (
             {"format": "cvs"},
             f'format: expected one of {FORMATS}, got "cvs"; did you mean csv?',

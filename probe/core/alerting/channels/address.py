@@ -14,6 +14,7 @@ from pydantic import AfterValidator, PlainSerializer, PlainValidator, model_vali
 from pydantic_core import PydanticCustomError
 
 from probe.core.alerting.redaction import register, register_address, shown_address
+from probe.core.errors import advice_of
 from probe.core.fields import Form, Section, Text, not_blank
 
 LARGEST = 64 * 1024
@@ -155,7 +156,7 @@ def _file_text(key: str, path: Path) -> str:
         with path.open("rb") as file:
             return file.read(LARGEST).decode("utf-8").strip()
     except OSError as error:
-        raise AddressError([(key, f'expected a file that can be read, got "{path}": {error.strerror}')]) from None
+        raise AddressError([(key, f'expected a file that can be read, got "{path}": {advice_of(error)}')]) from None
     except UnicodeDecodeError:
         raise AddressError([(key, f'expected a text in UTF-8 in "{path}"')]) from None
 

@@ -19,7 +19,7 @@ from pydantic import AfterValidator
 
 from probe import __version__
 from probe.core.errors import missing
-from probe.core.fields import Integer, Number, Section, Text, not_blank
+from probe.core.fields import Integer, Number, Section, Text, address_like, not_blank
 from probe.core.output.metrics.board import MetricBoard
 from probe.core.output.metrics.catalogue import METRICS, Metric, Series, metrics_of
 from probe.core.output.metrics.hub import MetricsHub, MetricsOutlet, RankName
@@ -30,7 +30,7 @@ from probe.core.output.sinks.outlet import OutletSink
 class OtlpSettings(Section):
     """Metrics by OpenTelemetry's protocol, with ``format: otlp``. Read when the run begins."""
 
-    endpoint: Annotated[Text, AfterValidator(not_blank)] | None = None
+    endpoint: Annotated[Text, address_like("http://collector:4318/v1/metrics")] | None = None
     """Address that takes metrics over HTTP, such as `http://collector:4318/v1/metrics`. Missing: that of the variables
     `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`, else this machine's port 4318."""
     headers_file: Annotated[Text, AfterValidator(not_blank)] | None = None
@@ -100,7 +100,6 @@ class OtlpWriter:
 
     Raises:
         ImportError: if a package is missing.
-        ValueError: if the address cannot be one.
     """
 
     def __init__(self, endpoint: str | None, headers: Headers, name: RankName) -> None:
@@ -109,8 +108,6 @@ class OtlpWriter:
             from opentelemetry.sdk.resources import Resource
         except ImportError:
             raise ImportError(missing("format: otlp", "opentelemetry-exporter-otlp-proto-http", "otlp")) from None
-        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"otlp.endpoint: expected an address such as http://collector:4318/v1/metrics: {endpoint}")
         # Its own messages would repeat at every sending; failures are counted and logged once a window.
         logging.getLogger("opentelemetry.exporter.otlp.proto.http").setLevel(logging.CRITICAL)
         self._exporter = OTLPMetricExporter(endpoint=endpoint, headers=dict(headers))
