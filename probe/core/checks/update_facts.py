@@ -190,6 +190,8 @@ class UpdateFacts(NamedTuple):
     oddities: Callable[[], Mapping[str, tuple[str, ...]]] | None = None
     """Function that waits for what the latest look for oddities shows, see :mod:`probe.core.checks.oddities`; the same
     object until another look."""
+    in_turn: bool = False
+    """True if a backward, an update of another optimizer and a further backward have come since its last update."""
     remade: bool = False
     """True if the optimizer has taken the place of one like it since the last update, and keeps numbers from one update
     to the next: those of the one before are lost."""

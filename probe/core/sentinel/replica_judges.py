@@ -42,6 +42,8 @@ UPDATES_SHARED = 3
 """Updates in a row with equal gradients after which parameters are known to share them."""
 STEPS_DIFFER = 1
 MOST_NAMED = 3
+FEWEST_NORMS, FEWEST_ONES = 2, 8
+"""Norms that get gradients of their own, and numbers of one, at least."""
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 
@@ -183,6 +185,41 @@ class ScaledApart:
         )
         evidence = {"factor": factor, "parameters": float(len(places))}
         return CheckFinding(DIFFER, "critical", names, step, step, text, evidence, ranks)
+
+
+class NormsApart:
+    """Weights of norms, all 1 at first, to which each rank applies its own gradient, where another of their size gets
+    the same on all ranks: each has the part of its positions, as with sequence parallelism, and they are not summed.
+    Those of experts may be others on each rank."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group, self._updates, self._since = group, 0, -1
+        self._shared = np.array(["expert" not in name for name in group.names], bool)
+        self._apart, self._sizes = self._shared, np.zeros(len(group.names))
+
+    def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
+        """Yield a finding after the first updates."""
+        tables, values = np.stack([line.reduced for line in lines]), stacked([line.values for line in lines])
+        if self._updates == FIRST_UPDATES or tables.shape[1] != len(self._group.names):
+            return
+        if not self._updates:
+            self._since, sums = step, np.zeros((1, len(self._group.names))) if values is None else values[:, :, 1]
+            ones = values is not None and (np.abs(values[:, :, 0] ** 2 - sums) <= EQUAL * sums).all(axis=0)
+            self._sizes = np.where(ones & (sums == sums[0]).all(axis=0), sums[0], 0.0)
+        self._updates += 1
+        parts, present = deviations(tables), (tables[:, :, 0] > 0).all(axis=0)
+        self._shared, self._apart = self._shared & present & (parts <= EQUAL), self._apart & (parts > ALIKE_AT_FIRST)
+        norms = self._apart & (self._sizes >= FEWEST_ONES) & np.isin(self._sizes, self._sizes[self._shared])
+        if self._updates == FIRST_UPDATES and norms.sum() >= FEWEST_NORMS:
+            places = np.flatnonzero(norms)
+            names = _names(self._group, places)
+            text = message(
+                "each rank applies its own gradients to {listed}, and the same as others to a norm of their size: with "
+                "sequence parallelism, these gradients must be summed over the ranks",
+                listed=_listed(names, len(places)),
+            )
+            evidence = {"parameters": float(len(places))}
+            yield CheckFinding(DIFFER, "warning", names, step, self._since, text, evidence, self._group.ranks)
 
 
 class _Pair:
