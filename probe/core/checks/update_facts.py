@@ -71,6 +71,8 @@ class Values(NamedTuple):
     numbers: Callable[[], Array] | None = None
     """Function that returns norm and sum of each of these before the update, ``parameters x 2``; None if they are not
     known."""
+    goes_on: bool = False
+    """True if this is the first update, of parameters with the numbers that another optimizer has left."""
 
 
 class UpdateFacts(NamedTuple):

@@ -32,7 +32,7 @@ UNLIKE_TIMES = 3.0
 1.19."""
 LEFT_TIMES = 2.0
 """The same where earlier updates show how far ranks differ in a healthy state."""
-LATEST = 5
+LATEST = 12
 """Number of the latest updates, which are compared with the earlier ones."""
 UNLIKE_OF_LATEST = 3
 """Number of these that must be unlike the earlier ones."""
