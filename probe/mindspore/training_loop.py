@@ -238,6 +238,11 @@ def kept_losses(models: Sequence[Any], root: Any) -> Mapping[str, bool]:  # noqa
     return {}
 
 
+def collectives() -> int:
+    """Return 0: nothing counts them."""
+    return 0
+
+
 def life(root: Any) -> tuple[()]:  # noqa: ARG001
     """Return nothing: MindSpore frees its graph with the backward."""
     return ()

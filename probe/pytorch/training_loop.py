@@ -33,6 +33,7 @@ from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
 from probe.pytorch.engines.fsdp1 import is_flat
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
+from probe.pytorch.groups import collectives  # noqa: F401 - a function of the protocol
 from probe.pytorch.host_moments import Array, host_place
 from probe.pytorch.loss_graphs import BEGUN, kept_losses, life, loss_graph  # noqa: F401 - functions of the protocol
 from probe.pytorch.modes import unseen

@@ -603,6 +603,9 @@ class TrainingLoop(Protocol):
     def kept_losses(self, models: Sequence[Module], root: Tensor) -> Mapping[str, bool]:
         """Return the names under which modules keep losses of their own, each with whether ``root`` is made of it."""
 
+    def collectives(self) -> int:
+        """Return the number of collectives of all ranks so far; 0 if nothing counts them."""
+
     def life(self, root: Tensor) -> Sequence[Callable[[], object]]:
         """Return a function that returns something as long as the graph of ``root`` exists; nothing if none can."""
 

@@ -192,6 +192,8 @@ class UpdateFacts(NamedTuple):
     oddities: Callable[[], Mapping[str, tuple[str, ...]]] | None = None
     """Function that waits for what the latest look for oddities shows, see :mod:`probe.core.checks.oddities`; the same
     object until another look."""
+    talks: bool = False
+    """True if collectives of all ranks have run between two of the first losses."""
     in_turn: bool = False
     """True if a backward, an update of another optimizer and a further backward have come since its last update."""
     remade: bool = False

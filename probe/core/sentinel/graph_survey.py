@@ -49,6 +49,10 @@ class GraphSurvey:
         """Losses that modules keep, and of which no loss that was surveyed is made."""
         self._lives: list[Callable[[], object]] = []
         """Functions that return something as long as the first graphs exist."""
+        self._collectives = 0
+        """Collectives of all ranks before the last loss that was looked at."""
+        self.talks = False
+        """True if some have run between two of them."""
         self.keeps_graphs = False
         """True if the first graphs exist after many other losses."""
         self.graph: Callable[[], LossGraph] | None = None
@@ -64,6 +68,8 @@ class GraphSurvey:
             return
         if self._losses < KEPT:
             self._lives += self._loop.life(root)
+            before, self._collectives = self._collectives, self._loop.collectives()
+            self.talks = 0 < before < self._collectives
         begun = time.perf_counter()
         if self._losses > INTERVAL and self._spent > SHARE * (begun - self._began):
             return

@@ -14,7 +14,7 @@ from probe.core.sentinel.rank_lines import RankLine
 from probe.core.sentinel.replica_judges import (
     DIFFER,
     EqualReplicas,
-    NormsApart,
+    PartReplicas,
     ScaledApart,
     TensorReplicas,
     UnnamedReplicas,
@@ -80,9 +80,9 @@ def _judges(group: RankGroup) -> Iterator[_Judge]:
     if group.role == "data":
         yield from (EqualReplicas(group), SameData(group), UnlikePeers(group), SummedGradients(group))
     elif group.role == "tensor":
-        yield from (ScaledApart(group), TensorReplicas(group), *([] if group.split else [NormsApart(group)]))
+        yield from (ScaledApart(group), TensorReplicas(group), *([] if group.split else [PartReplicas(group)]))
     else:
         yield from (
             UnnamedReplicas(group, (SameData(group), UnlikePeers(group), SummedGradients(group))),
-            NormsApart(group),
+            PartReplicas(group),
         )

@@ -34,9 +34,9 @@ PLACES = struct.Struct("<QQQ")
 TEXT_AT = len(MAGIC) + PLACES.size
 LINE = struct.Struct("<qqdq")
 """Step, number of the optimizer, loss, sum of the bits of the tables that follow the first."""
-UNREDUCED, VALUES, MEAN = 1, 2, 4
-"""Bits of the tables of unreduced gradients and of parameters, and of a loss that is a mean. The first table is that of
-reduced gradients."""
+UNREDUCED, VALUES, MEAN, TALKS = 1, 2, 4, 8
+"""Bits of the tables of unreduced gradients and of parameters, of a loss that is a mean, and of ranks that talk. The
+first table is that of reduced gradients."""
 MOST_TABLES = 3
 MOST_LINES = 4096
 MOST_BYTES = 4 << 20
@@ -106,6 +106,8 @@ class RankLine(NamedTuple):
     mean: bool = False
     """True if the root of the only backward was the mean loss of this rank's samples, and the size of the gradient
     decides on that of the update."""
+    talks: bool = False
+    """True if collectives of all ranks have run between two of the first losses."""
 
 
 class RankLines:
@@ -232,7 +234,7 @@ class LinesReader:
 def packed(line: RankLine, rows: int) -> bytes:
     """Return the bytes of a line with the first ``rows`` parameters."""
     bits = (0 if line.unreduced is None else UNREDUCED) | (0 if line.values is None else VALUES)
-    bits |= MEAN if line.mean else 0
+    bits |= (MEAN if line.mean else 0) | (TALKS if line.talks else 0)
     tables = [table for table in (line.reduced, line.unreduced, line.values) if table is not None]
     numbers = [np.ascontiguousarray(table[:rows], np.float64).tobytes() for table in tables]
     return LINE.pack(line.step, line.optimizer, line.loss, bits) + b"".join(numbers)
@@ -253,7 +255,14 @@ def parsed(data: bytes) -> RankLine:
     reduced = tables.pop(0)
     unreduced = tables.pop(0) if bits & UNREDUCED else None
     return RankLine(
-        step, optimizer, loss, reduced, unreduced, tables.pop(0) if bits & VALUES else None, bool(bits & MEAN)
+        step,
+        optimizer,
+        loss,
+        reduced,
+        unreduced,
+        tables.pop(0) if bits & VALUES else None,
+        bool(bits & MEAN),
+        bool(bits & TALKS),
     )
 
 

@@ -365,6 +365,7 @@ class Sentinel:
             inputs_learn=self.roots.survey.strangers,
             loss_graph=self.roots.survey.graph,
             habits=self._habits_now(memory),
+            talks=self.roots.survey.talks,
             in_turn=memory.is_in_turn(self._made, self._begun),
             scheduled=scheduled,
             overrun=self._loop.overrun(optimizer, times) if times > 1 else "",
