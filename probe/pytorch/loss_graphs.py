@@ -51,6 +51,8 @@ RECURRENT = frozenset({"MkldnnRnnLayer", "CudnnRnn"})
 """Kinds of nodes that are a whole layer of recurrence; what they get has the steps first (torch 2.13)."""
 MOST_CLASSES, MOST_LABELS = 32, 1 << 14
 """Classes of a loss whose weights are compared with the number of their labels, and labels that are counted."""
+PRIME = 16_777_213
+"""Largest prime of 24 bits."""
 MANY = 8
 """Labels of a batch that are not one class by chance."""
 LARGE = 1 << 24
@@ -93,6 +95,8 @@ class _Pair(NamedTuple):
 class _Loss(NamedTuple):
     call: LossCall
     pairs: Sequence[_Pair]
+    digest: int = -1
+    """Digest of the labels, as a position among those that are waited for; -1 of few labels."""
     weighed: Sequence[tuple[int, int]] = ()
     """Weight of each class and the number of its labels, as positions among those that are waited for."""
     ends: Sequence[int] = ()
@@ -326,7 +330,8 @@ class _Survey:
             sorted_class = not ends[2] and ends[1] - ends[0] <= 1
             self._in_order = partial(bool, sorted_class and in_order())
         call = _call(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0]))
-        return _Loss(call, pairs, [*self._weighed(node, labels, ignored)], [*map(self._numbers.add, ends)])
+        digest = self._numbers.add(_digest(labels)) if labels.numel() >= MANY else -1
+        return _Loss(call, pairs, digest, [*self._weighed(node, labels, ignored)], [*map(self._numbers.add, ends)])
 
     def _weighed(self, node: Any, labels: torch.Tensor, ignored: torch.Tensor) -> Iterator[tuple[int, int]]:
         """Yield the weight of each class, and how many of the first labels are of it."""
@@ -530,6 +535,8 @@ def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
     meant."""
     relations: dict[Relation, float] = {}
     call = loss.call
+    if loss.digest >= 0:
+        call = call._replace(labels=int(numbers[loss.digest]))
     if loss.weighed:
         call = call._replace(weights=tuple((numbers[weight], numbers[count]) for weight, count in loss.weighed))
     if loss.ends:
@@ -577,6 +584,12 @@ def _weights(kind: str, node: Any) -> tuple[torch.Tensor | None, tuple[int, floa
         mask = mask.expand(*mask.shape[:-2], mask.shape[-1], mask.shape[-1])
     visible = mask if mask.dtype is torch.bool else mask > HIDDEN
     return (visible.float() if _is_square(mask, 2) else None), None
+
+
+def _digest(labels: torch.Tensor) -> torch.Tensor:
+    """Return a number below that of the primes, which float32 holds exactly, for labels in their order."""
+    few = labels.flatten()[:MOST_LABELS]
+    return ((few + 1) * torch.arange(1, len(few) + 1, device=few.device)).sum() % PRIME
 
 
 def _reads_on(kind: str, node: Any) -> tuple[int, torch.Tensor] | None:

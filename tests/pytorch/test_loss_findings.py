@@ -137,7 +137,7 @@ def padding_counts_without_an_index(faulty: bool) -> Program:
 
     def loss(model: Any) -> Any:
         ids = torch.randint(1, TOKENS, (4, LENGTH + 1))
-        ids[torch.arange(LENGTH + 1) > torch.tensor([[3], [5], [7], [LENGTH]])] = 0
+        ids[torch.arange(LENGTH + 1) > torch.tensor([[2], [4], [6], [LENGTH]])] = 0
         scores = model(ids[:, :-1]).flatten(0, 1)
         return F.cross_entropy(scores, ids[:, 1:].flatten(), ignore_index=-100 if faulty else 0)
 

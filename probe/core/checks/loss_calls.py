@@ -61,7 +61,7 @@ def _is_of_heads(old: Sequence[int], new: Sequence[int], first: bool) -> bool:
 
 class LossCall(NamedTuple):
     """Call of a loss function of the framework, whose result requires a gradient, or its trace in the graph of a loss,
-    which shows neither its update, reduction and value nor the digest of its labels."""
+    which shows neither its update, reduction nor value."""
 
     update: int
     """Updates before it."""

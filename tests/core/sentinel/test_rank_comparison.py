@@ -311,3 +311,15 @@ def test_optimizers_are_compared_apart_and_incomplete_updates_are_left_out() -> 
     for step in range(1990, 2000):
         assert comparison.add(1, [RankLine(step, step % 2, 2.0, numbers(step), None)]) == []
     assert comparison.judged == 10
+
+
+def test_equal_labels_show_the_same_data_where_dropout_makes_other_gradients() -> None:
+    """Three batches with labels that are equal on all ranks, and others each time; not the same ones again and again."""
+
+    def line(labels: Callable[[int, int], int]) -> Lines:
+        return lambda rank, step: healthy(rank, step)._replace(labels=labels(rank, step))
+
+    (finding,) = found(group(2), line(lambda _, step: max(step - 1, 0)))
+    assert (finding.check, finding.since, finding.step, finding.ranks) == (SAME, 1, 4, (0, 1))
+    assert found(group(2), line(lambda *_: 5)) == []
+    assert found(group(2), line(lambda rank, step: step + 40 * rank)) == []
