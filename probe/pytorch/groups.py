@@ -32,8 +32,8 @@ def collectives() -> int:
     """Return the number of collectives of all ranks so far; 0 if nothing counts them."""
     group = dist.group.WORLD if has_store() else None
     try:
-        return 0 if group is None else int(group._get_sequence_number_for_group())
-    except (AttributeError, RuntimeError):  # a backend that counts none
+        return int(getattr(group, "_get_sequence_number_for_group", int)())  # torch 2.4 to 2.13
+    except RuntimeError:  # a backend that counts none
         return 0
 
 

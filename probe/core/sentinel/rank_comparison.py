@@ -79,10 +79,10 @@ class GroupComparison:
 def _judges(group: RankGroup) -> Iterator[_Judge]:
     if group.role == "data":
         yield from (EqualReplicas(group), SameData(group), UnlikePeers(group), SummedGradients(group))
-    elif group.role == "tensor":
-        yield from (ScaledApart(group), TensorReplicas(group), *([] if group.split else [PartReplicas(group)]))
+        return
+    if group.role == "tensor":
+        yield from (ScaledApart(group), TensorReplicas(group))
     else:
-        yield from (
-            UnnamedReplicas(group, (SameData(group), UnlikePeers(group), SummedGradients(group))),
-            PartReplicas(group),
-        )
+        yield UnnamedReplicas(group, (SameData(group), UnlikePeers(group), SummedGradients(group)))
+    if not group.split:
+        yield PartReplicas(group)

@@ -314,7 +314,7 @@ def test_optimizers_are_compared_apart_and_incomplete_updates_are_left_out() -> 
 
 
 def test_equal_labels_show_the_same_data_where_dropout_makes_other_gradients() -> None:
-    """Three batches with labels that are equal on all ranks, and others each time; not the same ones again and again."""
+    """Three batches, whose labels are equal on all ranks and others each time; not the same ones again and again."""
 
     def line(labels: Callable[[int, int], int]) -> Lines:
         return lambda rank, step: healthy(rank, step)._replace(labels=labels(rank, step))
