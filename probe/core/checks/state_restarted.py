@@ -18,9 +18,9 @@ class StateRestarted(ChangeCheck):
     """Report that the steps which the optimizer's state counts begin again in the run, or in a run that goes on.
 
     A run goes on if its first step is above 10, or if its parameters have the numbers that an optimizer of the process
-    has left, after more than ten updates. Of several optimizers, one that begins later has its own beginning. If
-    most parameters were written, too, just before, the program has begun anew by intention: after a search for the
-    learning rate, for the next fold, or with new factors of low rank.
+    has left in those of another model, after more than ten updates. Of several optimizers, one that begins later has
+    its own beginning. If most parameters were written, too, just before, the program has begun anew by intention: after
+    a search for the learning rate, for the next fold, or with new factors of low rank.
     """
 
     name = "state-restarted"

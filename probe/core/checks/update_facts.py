@@ -72,7 +72,7 @@ class Values(NamedTuple):
     """Function that returns norm and sum of each of these before the update, ``parameters x 2``; None if they are not
     known."""
     goes_on: bool = False
-    """True if this is the first update, of parameters with the numbers that another optimizer has left."""
+    """True if this is the first update, of parameters with the numbers that another optimizer has left in others."""
 
 
 class UpdateFacts(NamedTuple):

@@ -62,17 +62,22 @@ class _Read:
 
 
 class PastNumbers:
-    """Numbers that all parameters had after updates, as hashes. It belongs to the thread that waits for readings."""
+    """Numbers that all parameters had after updates, as hashes. It belongs to the thread that waits for readings.
 
-    latest: ClassVar[deque[int]] = deque(maxlen=8)
-    """Those of the latest updates by any optimizer that has made some."""
+    Args:
+        model: number that other parameters do not have.
+    """
 
-    def __init__(self) -> None:
-        self._hashes: dict[int, None] = {}
+    latest: ClassVar[deque[tuple[int, int]]] = deque(maxlen=8)
+    """Those of the latest updates by any optimizer that has made some, each with the number of its parameters."""
+
+    def __init__(self, model: int) -> None:
+        self._model, self._hashes = model, dict[int, None]()
 
     def goes_on(self, rows: npt.NDArray[np.float64]) -> bool:
-        """Return whether parameters that were not updated so far have the numbers that an optimizer has left."""
-        return not self._hashes and hash(rows.tobytes()) in self.latest
+        """Return whether parameters that were never updated have the numbers that an optimizer has left in others."""
+        number = 0 if self._hashes else hash(rows.tobytes())
+        return any(number == left and model != self._model for left, model in self.latest)
 
     def knows(self, rows: npt.NDArray[np.float64]) -> bool:
         """Return whether all parameters had these numbers after an update."""
@@ -82,7 +87,7 @@ class PastNumbers:
         """Remember the numbers after an update; forget the oldest if they are many."""
         self._hashes[number := hash(rows.tobytes())] = None
         if len(self._hashes) > SOME_MADE:
-            self.latest.append(number)
+            self.latest.append((number, self._model))
         if len(self._hashes) > MOST_PAST:
             del self._hashes[next(iter(self._hashes))]
 
@@ -223,7 +228,7 @@ class Rota:
         self._reader = loop.reader(parameters, COLUMNS)
         self._elements, self._all = sum(sizes), [*range(len(sizes))]
         self._room, self._turn = LEAST, 0
-        self._past = PastNumbers()
+        self._past = PastNumbers(id(parameters[0]) if parameters else 0)
         self._before: _Read | None = None
         self._last: _Read | None = None
         self._again: _Read | None = None
