@@ -227,9 +227,10 @@ class ScriptWatch:
                 self._watch([candidate for candidate in candidates if candidate is not None], [owner], prefixed=False)
                 return
         parameters = {id(parameter) for owner in owners for parameter in self._finder.owned(owner)}
-        if parameters and any(id(parameter) in parameters for parameter in self._finder.parameters(model)):
+        own = [id(parameter) for parameter in self._finder.parameters(model)] if parameters else []
+        if not parameters.isdisjoint(own):
             self._attach(model, owners)
-        elif parameters:
+        elif own:  # a loss is a module, too
             self._stranger = weakref.ref(model)
 
     def _attach(self, called: Any, owners: Sequence[Any], late: bool = False) -> None:

@@ -238,6 +238,16 @@ def kept_losses(models: Sequence[Any], root: Any) -> Mapping[str, bool]:  # noqa
     return {}
 
 
+def collectives() -> int:
+    """Return 0: nothing counts them."""
+    return 0
+
+
+def life(root: Any) -> tuple[()]:  # noqa: ARG001
+    """Return nothing: MindSpore frees its graph with the backward."""
+    return ()
+
+
 def on_total_norm(measured: Callable[[Sequence[Any]], None], clipped: Clipped, faults: FaultCounter) -> Remove:
     """Call ``measured`` with the gradients whose total norm ``ops.clip_by_global_norm`` is about to compute, and
     ``clipped`` with that norm, NaN if only a device knows it, and a function from it to the factor by which they are

@@ -28,6 +28,15 @@ def world_size() -> int:
     return dist.get_world_size() if has_store() else number_in(os.environ, "WORLD_SIZE", 1)
 
 
+def collectives() -> int:
+    """Return the number of collectives of all ranks so far; 0 if nothing counts them."""
+    group = dist.group.WORLD if has_store() else None
+    try:
+        return int(getattr(group, "_get_sequence_number_for_group", int)())  # torch 2.4 to 2.13
+    except RuntimeError:  # a backend that counts none
+        return 0
+
+
 def replicas(models: Iterable[torch.nn.Module]) -> list[int]:
     """Return the ranks of torch's ``DistributedDataParallel`` in ``models``; nothing if there is none."""
     if not has_store():

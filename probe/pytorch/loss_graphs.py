@@ -49,6 +49,10 @@ VIEWS = frozenset({"View", "UnsafeView", "ReshapeAlias"})
 """Kinds of nodes that give numbers another shape, in their order."""
 RECURRENT = frozenset({"MkldnnRnnLayer", "CudnnRnn"})
 """Kinds of nodes that are a whole layer of recurrence; what they get has the steps first (torch 2.13)."""
+MOST_CLASSES, MOST_LABELS = 32, 1 << 14
+"""Classes of a loss whose weights are compared with the number of their labels, and labels that are counted."""
+PRIME = 16_777_213
+"""Largest prime of 24 bits."""
 MANY = 8
 """Labels of a batch that are not one class by chance."""
 LARGE = 1 << 24
@@ -91,6 +95,10 @@ class _Pair(NamedTuple):
 class _Loss(NamedTuple):
     call: LossCall
     pairs: Sequence[_Pair]
+    digest: int = -1
+    """Digest of the labels, as a position among those that are waited for; -1 of few labels."""
+    weighed: Sequence[tuple[int, int]] = ()
+    """Weight of each class and the number of its labels, as positions among those that are waited for."""
     ends: Sequence[int] = ()
     """Least and greatest label, and how often a label is less than the one before, as positions among those that are
     waited for."""
@@ -160,6 +168,20 @@ def kept_losses(models: Sequence[torch.nn.Module], root: torch.Tensor) -> dict[s
     }
     nodes = {*_nodes(root)} if makers else set()
     return {name: node in nodes for name, node in makers.items()} if nodes else {}
+
+
+class _Life:
+    """Thing that exists as long as a graph does."""
+
+
+def life(root: torch.Tensor) -> list[Callable[[], object]]:
+    """Return a function that returns something as long as the graph of ``root`` exists; nothing if none can."""
+    with torch._C.DisableTorchFunction():
+        kept = getattr(root.grad_fn, "metadata", None)
+    if kept is None:
+        return []
+    kept["probe"] = made = _Life()  # what a node keeps for anomaly detection, lives with it
+    return [weakref.ref(made)]
 
 
 BEGUN: weakref.WeakValueDictionary[int, Sampler[Any]] = weakref.WeakValueDictionary()
@@ -308,7 +330,16 @@ class _Survey:
             sorted_class = not ends[2] and ends[1] - ends[0] <= 1
             self._in_order = partial(bool, sorted_class and in_order())
         call = _call(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0]))
-        return _Loss(call, pairs, [*map(self._numbers.add, ends)])
+        digest = self._numbers.add(_digest(labels)) if labels.numel() >= MANY else -1
+        return _Loss(call, pairs, digest, [*self._weighed(node, labels, ignored)], [*map(self._numbers.add, ends)])
+
+    def _weighed(self, node: Any, labels: torch.Tensor, ignored: torch.Tensor) -> Iterator[tuple[int, int]]:
+        """Yield the weight of each class, and how many of the first labels are of it."""
+        weight = _saved(node, "weight")
+        if weight is not None and weight.numel() <= MOST_CLASSES:
+            few = labels.masked_fill(ignored, -1).flatten()[:MOST_LABELS]
+            for number, of_class in enumerate(weight):
+                yield self._numbers.add(of_class), self._numbers.add((few == number).sum())
 
     def _pairs(
         self, labels: torch.Tensor, ignored: torch.Tensor, tokens: torch.Tensor, padding: int
@@ -330,20 +361,26 @@ class _Survey:
                     end = min(size, length - places)
                     differs = of_rows[:, :end] != rows[:, places : places + end]
                     missed.append(self._numbers.add((differs & ~hidden[:, :end]).sum()))
-                pads = (of_rows == padding) & ~hidden if padding >= 0 else torch.zeros_like(hidden)
+                is_pad = of_rows == (padding if padding >= 0 else rows[:, :size])
+                pads = is_pad & ~hidden if padding >= 0 else is_pad & ~hidden & _padding(rows, padding)[:, :size]
                 both = self._numbers.add((pads[:, 1:] & pads[:, :-1]).sum())
                 yield _Pair(missed, self._numbers.add((~hidden).sum()), both)
                 break
 
     def _reading(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[tuple[int, float]]:
         """Yield for each layer of attention over as many positions as there are tokens the weight for the next
-        position: as the position of a number, or as one that is known, then behind -1."""
+        position: as the position of a number, or as one that is known, then behind -1. Other layers that read ahead
+        count, too."""
         lengths = {size for tokens, _, _ in self._lookups for size in tokens.shape}
         labelled = self._labelled(kinds)
         number = 0
         for kind, node in kinds:
             if number == MOST_LAYERS or labelled is None:
                 return
+            if (mixing := _reads_on(kind, node)) is not None and mixing[0] in lengths:
+                number += 1
+                yield self._numbers.add(mixing[1]), 0.0
+                continue
             weights, visible = _weights(kind, node)
             length = weights.shape[-1] if weights is not None else visible[0] if visible else 0
             if length not in lengths or length < 3:
@@ -498,6 +535,10 @@ def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
     meant."""
     relations: dict[Relation, float] = {}
     call = loss.call
+    if loss.digest >= 0:
+        call = call._replace(labels=int(numbers[loss.digest]))
+    if loss.weighed:
+        call = call._replace(weights=tuple((numbers[weight], numbers[count]) for weight, count in loss.weighed))
     if loss.ends:
         least, most, falls = (numbers[end] for end in loss.ends)
         call = call._replace(spread=math.inf if falls else most - least)
@@ -545,6 +586,32 @@ def _weights(kind: str, node: Any) -> tuple[torch.Tensor | None, tuple[int, floa
     return (visible.float() if _is_square(mask, 2) else None), None
 
 
+def _digest(labels: torch.Tensor) -> torch.Tensor:
+    """Return a number below that of the primes, which float32 holds exactly, for labels in their order."""
+    few = labels.flatten()[:MOST_LABELS]
+    return ((few + 1) * torch.arange(1, len(few) + 1, device=few.device)).sum() % PRIME
+
+
+def _reads_on(kind: str, node: Any) -> tuple[int, torch.Tensor] | None:
+    """Return the length of the sequences that a layer gets which reads later positions, by convolution or recurrence
+    from the end, with a number that is 0 if its weights for these are; None of any other node."""
+    if kind in RECURRENT:
+        steps, reverse = _saved(node, "input"), getattr(node, "_saved_reverse", False)
+        return (int(steps.shape[0]), steps.new_ones(())) if steps is not None and steps.dim() == 3 and reverse else None
+    inputs, weight = (_saved(node, name) if kind == "Convolution" else None for name in ("input", "weight"))
+    if inputs is None or weight is None or weight.dim() != 3 or node._saved_transposed or node._saved_stride != (1,):
+        return None
+    size, (spread,), (left,) = int(weight.shape[2]), node._saved_dilation, node._saved_padding
+    right, before = left, _behind(node)
+    if _kind(before) == "ConstantPadNd" and len(ends := before._saved_pad) >= 2:
+        left, right = left + ends[0], right + ends[1]
+    length = int(inputs.shape[2]) + 2 * node._saved_padding[0] - left - right
+    ahead = [place for place in range(size) if place * spread > left]
+    if left + right != spread * (size - 1) or not ahead:
+        return None
+    return length, weight[:, :, ahead[0] :].abs().amax()
+
+
 def _sequences(kind: str, node: Any) -> tuple[int, int] | None:
     """Return the length of the sequences that a layer of attention or recurrence gets, and their number; None of any
     other node."""
@@ -576,13 +643,13 @@ def _negated(root: Any) -> str:
 
 
 def _factor(root: Any) -> float:
-    """Return the factor by which a root is the mean of a loss over classes; NaN if it is something else."""
+    """Return the factor by which a root is a mean loss of the framework; NaN if it is something else."""
     factor = 1.0
     while (scale := _scale(root)) is not None or _kind(root) in KEEPS:
         if scale is not None:
             factor *= float(scale) if scale.is_cpu else math.nan
         root = _behind(root)
-    return factor if _kind(root).startswith("NllLoss") and root._saved_reduction == 1 else math.nan
+    return factor if _kind(root) in KINDS and root._saved_reduction == 1 else math.nan
 
 
 def _scale(node: Any) -> torch.Tensor | None:

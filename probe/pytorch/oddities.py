@@ -20,6 +20,8 @@ MOMENTUM = 0.9
 """Part that the latest batch has in running statistics from which on they are those of this batch."""
 BETA = 0.95
 """First decay of Adam from which on it may be the second."""
+DECAY = 0.02
+"""Part of the weights that weight decay takes in each update from which on it leaves none."""
 REFERENCES = 3
 """Parameters of which copies are looked for."""
 MOST_COPIES, MOST_ELEMENTS = 32, 1 << 16
@@ -52,7 +54,8 @@ _pasts: weakref.WeakKeyDictionary[Any, _Past] = weakref.WeakKeyDictionary()
 
 def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], Oddities]:
     """Return a function that waits for the oddities, by kind, each with its places: ``frozen norms``, ``norm
-    momentum``, ``one memory``, ``betas`` and ``copies that stay``. What changes is compared with the last look."""
+    momentum``, ``one memory``, ``betas``, ``decay`` and ``copies that stay``. What changes is compared with the last
+    look."""
     with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
         names = {id(parameter): name for model in models for name, parameter in model.named_parameters()}
         norms = [
@@ -72,6 +75,8 @@ def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], 
             "one memory": tuple(_doubled(owned, names)),
             "betas": tuple(str(group["betas"]) for group in optimizer.param_groups if _exchanged(optimizer, group)),
         }
+        decays = (decay for group in optimizer.param_groups if (decay := _decay(optimizer, group)) >= DECAY)
+        settings["decay"] = tuple(f"{100 * decay:.2g} %" for decay in decays)
         now = {id(copy.tensor()): copy for copy in copies}
         pairs = [(before, now[id(thing)]) for before in past.copies if id(thing := before.tensor()) in now]
         return lambda: {**settings, "copies that stay": tuple(dict.fromkeys(_staying(pairs)))}
@@ -94,6 +99,17 @@ def _exchanged(optimizer: Any, group: Mapping[str, Any]) -> bool:
     betas = group.get("betas", ())
     is_adam = "adam" in type(optimizer).__name__.lower() and len(betas) > 1
     return is_adam and all(isinstance(beta, float) for beta in betas) and betas[0] > max(betas[1], BETA)
+
+
+def _decay(optimizer: Any, group: Mapping[str, Any]) -> float:
+    """Return the part of the weights that weight decay takes in each update, at the rate that a schedule begins with; 0
+    where it is a part of gradients that are normalised."""
+    decay, momentum = group.get("weight_decay", 0), group.get("momentum", 0)
+    rates = [rate for rate in (group.get("lr"), group.get("initial_lr")) if isinstance(rate, float | int)]
+    is_added = "betas" in group and "adamw" not in type(optimizer).__name__.lower()
+    if is_added or not all(isinstance(number, float | int) for number in (decay, momentum)):
+        return 0.0
+    return max(rates, default=0.0) * decay / (1 - momentum if 0 < momentum < 1 else 1)
 
 
 def _doubled(owned: Sequence[Any], names: Mapping[int, str]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.utils import checkpoint
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from probe.core.backend import fused_reduce
@@ -33,8 +33,10 @@ from probe.pytorch.dtensor import PLAIN, local
 from probe.pytorch.engines import steps
 from probe.pytorch.engines.fsdp1 import is_flat
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
+from probe.pytorch.groups import collectives  # noqa: F401 - a function of the protocol
 from probe.pytorch.host_moments import Array, host_place
-from probe.pytorch.loss_graphs import BEGUN, kept_losses, loss_graph  # noqa: F401 - functions of the protocol
+from probe.pytorch.loss_graphs import BEGUN, kept_losses, life, loss_graph  # noqa: F401 - functions of the protocol
+from probe.pytorch.modes import unseen
 from probe.pytorch.oddities import oddities  # noqa: F401 - a function of the protocol
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
 
@@ -250,7 +252,7 @@ def _look_at_inputs(cut: Callable[[], None], args: tuple[Any, ...]) -> None:
 
 def on_epoch(began: Callable[[object, int], None], faults: FaultCounter) -> Remove:
     """Call ``began`` as a loader begins an epoch in which a sampler draws the samples of this rank by the number of the
-    epoch, with the sampler and that number."""
+    epoch, with the sampler and that number; or by random numbers, with its class and a number for their state."""
     return _epochs.listen(_Epochs(began, faults))
 
 
@@ -262,22 +264,35 @@ class _Epochs:
 
 
 def _sample() -> Iterator[Undo]:
-    original = DistributedSampler.__iter__
-    yield replace(DistributedSampler, "__iter__", functools.wraps(original)(_around_samples(original)))
+    for kind, number in ((DistributedSampler, _epoch_of), (RandomSampler, _state_of)):
+        original = kind.__iter__
+        yield replace(kind, "__iter__", functools.wraps(original)(_around_samples(original, number)))
 
 
 _epochs: Shared[_Epochs] = Shared(_sample, weak=True)
 
 
-def _around_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+def _around_samples(original: Callable[..., Any], number: Callable[[Any], tuple[Any, int]]) -> Callable[..., Any]:
     @passage
     def samples(sampler: Any) -> Any:
-        if torch.is_grad_enabled() and sampler.shuffle:
+        if torch.is_grad_enabled() and getattr(sampler, "shuffle", True):
             for listener in _epochs:
-                attempt(listener.faults, "epoch", listener.began, sampler, int(sampler.epoch))
+                attempt(listener.faults, "epoch", lambda began: began(*number(sampler)), listener.began)
         return original(sampler)
 
     return samples
+
+
+def _epoch_of(sampler: Any) -> tuple[Any, int]:
+    return sampler, int(sampler.epoch)
+
+
+def _state_of(sampler: Any) -> tuple[Any, int]:
+    """Return the class of a sampler, which programs make anew for each epoch, and a number for the state of the random
+    numbers that its order follows from."""
+    generator = torch.default_generator if sampler.generator is None else sampler.generator
+    with torch._C.DisableTorchFunction(), unseen():
+        return type(sampler), hash((len(sampler), generator.get_state().numpy().tobytes()))
 
 
 def on_habit(noted: Callable[[str, Any], None], faults: FaultCounter) -> Remove:

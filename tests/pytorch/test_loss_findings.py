@@ -131,6 +131,73 @@ def padding_counts(faulty: bool) -> Program:
     return Decoder(), updates(lambda model: next_loss(model, padded=True, ignore_index=-100 if faulty else 0))
 
 
+@program("padding-counted")
+def padding_counts_without_an_index(faulty: bool) -> Program:
+    """Most texts end with some of one token, which no table calls padding."""
+
+    def loss(model: Any) -> Any:
+        ids = torch.randint(1, TOKENS, (4, LENGTH + 1))
+        ids[torch.arange(LENGTH + 1) > torch.tensor([[2], [4], [6], [LENGTH]])] = 0
+        scores = model(ids[:, :-1]).flatten(0, 1)
+        return F.cross_entropy(scores, ids[:, 1:].flatten(), ignore_index=-100 if faulty else 0)
+
+    model = Decoder()
+    model.embed = nn.Embedding(TOKENS, WIDTH)
+    return model, updates(loss)
+
+
+class Convolutions(nn.Module):  # type: ignore[misc]
+    """A convolution over positions behind an embedding.
+
+    Args:
+        ends: positions that are added before the first and behind the last.
+    """
+
+    def __init__(self, *ends: int) -> None:
+        super().__init__()
+        self.embed, self.mix = nn.Embedding(TOKENS, WIDTH), nn.Conv1d(WIDTH, WIDTH, 3)
+        self.head, self.ends = nn.Linear(WIDTH, TOKENS), ends
+
+    def forward(self, ids: Any) -> Any:
+        return self.head(self.mix(F.pad(self.embed(ids).transpose(1, 2), self.ends)).transpose(1, 2))
+
+
+@program("not-causal")
+def convolution_with_both_ends(faulty: bool) -> Program:
+    return Convolutions(*((1, 1) if faulty else (2, 0))), updates(next_loss)
+
+
+class BothWays(Convolutions):
+    """Recurrence in place of the convolution.
+
+    Args:
+        both: whether it also runs from the end.
+    """
+
+    def __init__(self, both: bool) -> None:
+        super().__init__()
+        self.mix, self.head = nn.LSTM(WIDTH, WIDTH, bidirectional=both), nn.Linear((1 + both) * WIDTH, TOKENS)
+
+    def forward(self, ids: Any) -> Any:
+        return self.head(self.mix(self.embed(ids).transpose(0, 1))[0].transpose(0, 1))
+
+
+@program("not-causal")
+def recurrence_from_the_end(faulty: bool) -> Program:
+    return BothWays(faulty), updates(next_loss)
+
+
+@program("class-weights")
+def weights_are_frequencies(faulty: bool) -> Program:
+    shares = torch.tensor([0.6, 0.25, 0.1, 0.05])
+    weights = shares if faulty else 1 / shares
+
+    def loss(model: Any) -> Any:
+        return F.cross_entropy(model(torch.randn(200, 8)), torch.multinomial(shares, 200, True), weights)
+
+    return classifier(), updates(loss)
+
+
 def classifier(*end: Any) -> Any:
     return nn.Sequential(nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4), *end)
 
@@ -320,6 +387,21 @@ def epochs(model: Any, optimizer: Any, told: bool) -> None:
 @program("same-order")
 def epochs_of_one_order(faulty: bool) -> Program:
     return classifier(), lambda model, optimizer: epochs(model, optimizer, told=not faulty)
+
+
+@program("same-order")
+def seed_before_each_epoch(faulty: bool) -> Program:
+    """The loader is made anew each time, as programs do."""
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for epoch in range(3):
+            torch.manual_seed(0 if faulty else epoch)
+            for (x,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(12, 8)), 6, shuffle=True):
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+
+    return classifier(), loop
 
 
 @program("rectified-scores")

@@ -188,6 +188,52 @@ def average_whose_decay_is_one(faulty: bool) -> Program:
     return Program(model, [optimizer], steps())
 
 
+@program("decay-too-large")
+def decay_without_the_rate(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=30.0 if faulty else 0.1)
+    return Program(model, [optimizer], plain(model, optimizer))
+
+
+@program("graphs-kept")
+def losses_are_summed_with_their_graphs(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def steps() -> Iterator[Any]:
+        total = torch.zeros(())
+        for step in range(LONG):
+            yield step
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            total = total + (loss if faulty else loss.detach())
+
+    return Program(model, [optimizer], steps())
+
+
+@program("nothing-to-apply")
+def generator_gets_no_gradient(faulty: bool) -> Program:
+    """Each optimizer has a backward of its own."""
+    both = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 1)])
+    makes, judges = both
+    optimizers = [torch.optim.SGD(part.parameters(), 1e-2) for part in both]
+
+    def steps() -> Iterator[Any]:
+        for step in range(STEPS):
+            yield step
+            for optimizer, sign in zip(optimizers[::-1], (1, -1), strict=True):
+                made = makes(torch.randn(16, 4))
+                for each in optimizers:
+                    each.zero_grad()
+                hidden = sign > 0 or faulty
+                F.softplus(sign * judges(made.detach() if hidden else made)).mean().backward()
+                optimizer.step()
+
+    return Program(both, optimizers, steps())
+
+
 @program("gradients-of-another")
 def samples_of_the_generator_are_not_detached(faulty: bool) -> Program:
     both = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 1)])

@@ -603,6 +603,12 @@ class TrainingLoop(Protocol):
     def kept_losses(self, models: Sequence[Module], root: Tensor) -> Mapping[str, bool]:
         """Return the names under which modules keep losses of their own, each with whether ``root`` is made of it."""
 
+    def collectives(self) -> int:
+        """Return the number of collectives of all ranks so far; 0 if nothing counts them."""
+
+    def life(self, root: Tensor) -> Sequence[Callable[[], object]]:
+        """Return a function that returns something as long as the graph of ``root`` exists; nothing if none can."""
+
     def held(self, parameters: Sequence[Parameter]) -> Sequence[Tensor | None]:
         """Return the gradient that each parameter holds now. Where gradients are arguments and results: the one with
         which the update that runs was called, that the backward has returned that ends, or that is clipped now."""

@@ -22,6 +22,7 @@ from probe.core.checks.gradients_discarded import GradientsDiscarded
 from probe.core.checks.habits import (
     AddsToAnother,
     FirstBatch,
+    GraphsKept,
     LoadedItself,
     LoadedNothing,
     MasksDrawnAnew,
@@ -37,6 +38,7 @@ from probe.core.checks.loss_form import (
     DropoutRepeats,
     ExchangedAxes,
     InvertedMask,
+    InvertedWeights,
     LateLabels,
     LogarithmMissing,
     MadeInForward,
@@ -61,7 +63,14 @@ from probe.core.checks.not_held import Forgotten, NotHeld
 from probe.core.checks.not_registered import NotRegistered, UnusedLoss
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
-from probe.core.checks.oddities import BetasExchanged, CopyStays, FrozenNormDrifts, NormMomentum, OneMemory
+from probe.core.checks.oddities import (
+    BetasExchanged,
+    CopyStays,
+    DecayTooLarge,
+    FrozenNormDrifts,
+    NormMomentum,
+    OneMemory,
+)
 from probe.core.checks.optimizer_remade import OptimizerRemade
 from probe.core.checks.order_repeated import OrderRepeated
 from probe.core.checks.parameter_stuck import ParameterStuck
@@ -116,6 +125,7 @@ CHECKS: dict[str, type[Check]] = {
     "norm-momentum": NormMomentum,
     "one-memory": OneMemory,
     "betas-exchanged": BetasExchanged,
+    "decay-too-large": DecayTooLarge,
     "copy-stays": CopyStays,
     "tie-broken": TieBroken,
     "written-between-updates": WrittenBetweenUpdates,
@@ -140,6 +150,7 @@ CHECKS: dict[str, type[Check]] = {
     "checkpoint-random": MasksDrawnAnew,
     "clip-of-parts": PartsClipped,
     "gradients-of-another": AddsToAnother,
+    "graphs-kept": GraphsKept,
     "loads-itself": LoadedItself,
     "loads-nothing": LoadedNothing,
     "first-batch-only": FirstBatch,
@@ -165,6 +176,7 @@ CHECKS: dict[str, type[Check]] = {
     "goal-not-detached": MovingGoal,
     "same-order": OrderRepeated,
     "one-class-batches": OneClass,
+    "class-weights": InvertedWeights,
     "axes-exchanged": ExchangedAxes,
     "samples-as-sequence": MixedSamples,
     "mask-inverted": InvertedMask,

@@ -101,15 +101,15 @@ class OfExperts(FactCheck):
 
 
 class RouterUntrained(OfExperts):
-    """Report a router whose gradient is 0 or rounding beside those of its experts in all of the first ten updates: the
-    weights of the experts do not depend on it, as where the only one is divided by itself."""
+    """Report a router that has no gradient, or rounding beside those of its experts, in all of the first ten updates:
+    the weights of the experts do not depend on it, as where they are detached, or the only one is divided by itself."""
 
     name = "router-untrained"
     title = "Router learns nothing"
     why = "Tokens go to the same experts as at the beginning, and a balancing loss alone moves the router."
     source = "https://github.com/jingyaogong/minimind/issues/858"
     sees = "norms of the gradients of routers and experts at the first updates"
-    remedy = "Weigh an expert by its probability among all, and do not normalise the weight of a single one."
+    remedy = "Weigh an expert by its probability among all, which must not be detached or divided by itself."
 
     def updates(self) -> int:
         """Return the number of updates in a row that are reported."""
@@ -119,7 +119,7 @@ class RouterUntrained(OfExperts):
         self, facts: UpdateFacts, squares: Array, layer: ExpertLayer, streak: Streak
     ) -> Iterator[CheckFinding]:
         """Return the findings with a layer."""
-        routers = layer.routers[facts.trainable[layer.routers] & facts.gradients.there[layer.routers]]
+        routers = layer.routers[facts.trainable[layer.routers]]
         if not len(routers) or self._updates > EARLY:
             return
         self.judged = True
@@ -130,8 +130,7 @@ class RouterUntrained(OfExperts):
         if streak.completes(small, facts.step):
             where = tuple(facts.names[n] for n in routers)
             text = message(
-                "the gradient of {places} is nothing but rounding beside those of its experts in the first {updates} "
-                "updates",
+                "{places} has no gradient, or rounding beside those of its experts, in the first {updates} updates",
                 places=listing(where),
                 updates=EARLY,
             )

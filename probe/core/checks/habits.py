@@ -155,6 +155,25 @@ class FirstBatch(Habit):
         return message("each update begins an unshuffled loader again, and takes its first batch")
 
 
+class GraphsKept(Habit):
+    """Report that the graphs of the first losses that were looked at still exist a hundred losses later: a sum or list
+    of losses keeps them."""
+
+    habit = "keeps graphs"
+    updates = 1
+    name = "graphs-kept"
+    title = "Graphs are kept"
+    why = "Memory grows with each step, until there is none."
+    source = "https://docs.pytorch.org/docs/stable/notes/faq.html"
+    sees = "whether the graphs of a few losses still exist"
+    remedy = "Add loss.item() or loss.detach() to what is summed or listed, not the loss itself."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("the graphs of the first losses still exist, a hundred losses later")
+
+
 class AddsToAnother(Habit):
     """Report an optimizer that applies the gradients of two backwards, between which another one was updated: those
     that the loss of the other has left, as of a discriminator whose samples were not detached, with its own."""

@@ -61,7 +61,7 @@ def _is_of_heads(old: Sequence[int], new: Sequence[int], first: bool) -> bool:
 
 class LossCall(NamedTuple):
     """Call of a loss function of the framework, whose result requires a gradient, or its trace in the graph of a loss,
-    which shows neither its update, reduction and value nor the digest of its labels."""
+    which shows neither its update, reduction nor value."""
 
     update: int
     """Updates before it."""
@@ -86,7 +86,9 @@ class LossCall(NamedTuple):
     spread: float = math.inf
     """Greatest label less the least of labels that are sorted; Inf of others, of few, and if they are not known."""
     padded: float = 0.0
-    """Share of the labels that count, are the padding of the embedding and follow on another such label."""
+    """Share of the labels that count, are padding and follow on another such label."""
+    weights: tuple[tuple[float, float], ...] = ()
+    """Weight of each class and the number of its labels; empty if the loss has no such weights, or many classes."""
 
 
 class Regrouped(NamedTuple):
@@ -132,7 +134,7 @@ class LossGraph(NamedTuple):
     in_order: Callable[[], bool] = bool
     """Function that returns whether the loader whose batches are taken now reads its samples in their order."""
     factor: float = math.nan
-    """Factor by which the root is the mean of a loss over classes; NaN if it is something else."""
+    """Factor by which the root is a mean loss of the framework; NaN if it is something else."""
     any_causal: bool = False
     """True if the attention of a layer reads no next position, also where several sequences of tokens are read."""
     foreign: tuple[Callable[[], object], ...] = ()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite, isnan
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+
 from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.loss_calls import READ, LossCall, LossGraph
@@ -27,6 +29,9 @@ CLASSES = 4
 """Classes at least of which no one fills several batches by being frequent."""
 
 
+WEIGHED, FEWEST_LABELS, MORE, HEAVIER = 4, 4, 2.0, 1.2
+"""Graphs whose labels are counted, labels of a class at least, and the factors by which a class has more labels, and
+more weight."""
 SEEN = 3e-6
 """Part of a loss that is no rounding."""
 
@@ -255,9 +260,9 @@ class LateLabels(OfTokens):
 
 
 class ReadsAhead(OfTokens):
-    """Report a model that learns the next token, and whose attention reads it: in every layer a position that has a
-    label has weight for the next position. A model that reads several sequences of tokens, such as one of an encoder
-    and a decoder, is not judged."""
+    """Report a model that learns the next token, and reads it: in every layer of attention a position that has a label
+    has weight for the next position, as in convolutions with padding on both sides and recurrence from the end. A model
+    that reads several sequences of tokens, such as one of an encoder and a decoder, is not judged."""
 
     name = "not-causal"
     title = "Sees the next token"
@@ -268,20 +273,21 @@ class ReadsAhead(OfTokens):
 
     @classmethod
     def of_all(cls, calls: Sequence[LossCall], graph: LossGraph) -> LossFault | None:  # noqa: ARG003 - as of the base
-        """Return the fault if attention is seen to read ahead."""
+        """Return the fault if the layers are seen to read ahead."""
         if not graph.least_ahead > READ:
             return None
         text = message(
-            "the labels are the next tokens, and in every layer the attention of a position reads the next one, with "
-            "a weight of up to {weight:.3g}: the model sees what it is to predict",
+            "the labels are the next tokens, and in every layer a position reads the next one, with a weight of up to "
+            "{weight:.3g}: the model sees what it is to predict",
             weight=graph.least_ahead,
         )
         return LossFault(text, {"weight": graph.least_ahead})
 
 
 class PaddingLearnt(OfTokens):
-    """Report labels that are the padding of the embedding and count in the loss, one behind the other. A single one at
-    the end of a text may be meant, where padding also ends a text."""
+    """Report labels that are padding and count in the loss, one behind the other. A single one at the end of a text may
+    be meant, where padding also ends a text. Padding is what the table of embeddings says, or one token with which most
+    rows end, some of them with many and others with few."""
 
     name = "padding-counted"
     title = "Padding is learnt"
@@ -422,6 +428,45 @@ class OneClass(OfShapes):
             return None
         text = message("each batch has labels of one class or two neighbours, sorted, and the loader does not shuffle")
         return LossFault(text, {"labels": calls[0].rows, "classes": calls[0].classes})
+
+
+class InvertedWeights(OfShapes):
+    """Report a loss over classes whose weights rise with the number of labels of each class in the first batches, from
+    step to step of three classes at least: they are the frequencies, where their inverse was meant."""
+
+    name = "class-weights"
+    title = "Class weights are inverted"
+    why = "Rare classes count for next to nothing, and the model learns to ignore them."
+    source = "https://discuss.pytorch.org/t/weights-in-weighted-loss-nn-crossentropyloss/69514"
+    remedy = "Give each class the inverse of its frequency as its weight."
+    absent = "no loss with weights of classes"
+    graphs = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._graphs, self._counts, self._weights = 0, np.zeros(0), np.zeros(0)
+
+    def fault(self, graph: LossGraph) -> LossFault | None:
+        """Return the fault of the graphs so far; None if there is none."""
+        table = np.array(next((call.weights for call in graph.losses if call.weights), ()))
+        if not len(table) or (self._graphs and not np.array_equal(table[:, 0], self._weights)):
+            return None
+        self._weights, self._counts = table[:, 0], table[:, 1] + (self._counts if self._graphs else 0)
+        self._graphs += 1
+        known = (self._weights > 0) & (self._counts >= FEWEST_LABELS)
+        weights, counts = self._weights[known], self._counts[known]
+        more = counts[:, None] >= MORE * counts
+        is_between = (more.any(axis=0) & more.any(axis=1)).any()
+        if self._graphs < WEIGHED or not is_between or (weights[:, None] < HEAVIER * weights)[more].any():
+            return None
+        text = message(
+            "the weights of {number} classes rise with the number of their labels: the rarest weighs {least:.3g}, the "
+            "most frequent {most:.3g}",
+            number=len(weights),
+            least=float(weights[counts.argmin()]),
+            most=float(weights[counts.argmax()]),
+        )
+        return LossFault(text, {"classes": len(weights)})
 
 
 class RectifiedScores(LossForm):

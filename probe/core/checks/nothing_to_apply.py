@@ -19,9 +19,10 @@ class NothingToApply(FactCheck):
     """Report an optimizer none of whose parameters has a gradient, in three applied updates in a row.
 
     It is a fact only with one of the causes: the gradients go to parameters that no optimizer has, a backward has
-    computed some that were cleared before the update, or it is the only optimizer, and no backward reaches its
-    parameters. An optimizer of a part that is frozen for a while, beside another one, has none of them. Gradients that
-    are all exactly zero count as none if they were written after the backward of a loss that is not zero.
+    computed some that were cleared before the update, or no backward reaches its parameters, of the only optimizer or
+    of one whose turn it is: each has a backward of its own. An optimizer of a part that is frozen for a while, beside
+    another one, has none of them. Gradients that are all exactly zero count as none if they were written after the
+    backward of a loss that is not zero.
     """
 
     name = "nothing-to-apply"
@@ -68,7 +69,7 @@ class NothingToApply(FactCheck):
             return message("the backward reaches others, which no optimizer has ({places})", places=places)
         if facts.backwards:
             return CLEARED
-        return message("no backward reaches them") if facts.alone else None
+        return message("no backward reaches them") if facts.alone or facts.in_turn else None
 
 
 def _were_cleared(update: JudgedUpdate) -> bool:

@@ -120,6 +120,24 @@ class BetasExchanged(Oddity):
         return message("betas are {places}: the first decay is above the second", places=places)
 
 
+class DecayTooLarge(Oddity):
+    """Report weight decay that takes a fiftieth of the weights or more in each update, at the rate that the schedule
+    begins with."""
+
+    kind_of_oddity = "decay"
+    in_model = False
+    name = "decay-too-large"
+    title = "Weight decay too large"
+    why = "The weights shrink to nothing faster than they learn."
+    source = "https://arxiv.org/abs/1711.05101"
+    remedy = "Multiply rate and weight decay: an update usually takes a millionth to a thousandth of the weights."
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:
+        """Return what is found at some places."""
+        return message("weight decay takes {places} of the weights in each update", places=places)
+
+
 class CopyStays(Oddity):
     """Report a copy of weights that is written with each update and keeps its numbers: an average whose decay is 1, or
     is rounded away, or that takes in itself."""

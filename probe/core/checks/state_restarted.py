@@ -17,9 +17,10 @@ RECENT = 2
 class StateRestarted(ChangeCheck):
     """Report that the steps which the optimizer's state counts begin again in the run, or in a run that goes on.
 
-    A run goes on if its first step is above 10. Of several optimizers, one that begins later has its own beginning. If
-    most parameters were written, too, just before, the program has begun anew by intention: after a search for the
-    learning rate, for the next fold, or with new factors of low rank.
+    A run goes on if its first step is above 10, or if its parameters have the numbers that an optimizer of the process
+    has left in those of another model, after more than ten updates. Of several optimizers, one that begins later has
+    its own beginning. If most parameters were written, too, just before, the program has begun anew by intention: after
+    a search for the learning rate, for the next fold, or with new factors of low rank.
     """
 
     name = "state-restarted"
@@ -35,7 +36,7 @@ class StateRestarted(ChangeCheck):
 
     def __init__(self) -> None:
         super().__init__()
-        self._updates, self._highest, self._first_seen = 0, 0, -1
+        self._updates, self._highest, self._first_seen, self._goes_on = 0, 0, -1, False
         self._written = -RECENT
         """Number of the latest update before which most parameters were written."""
 
@@ -45,13 +46,14 @@ class StateRestarted(ChangeCheck):
         self._updates += 1
         if self._updates == 1:
             self._first_seen = facts.step
+            self._goes_on = facts.values is not None and facts.values.goes_on
         if facts.values is not None and 2 * count_of(facts.values.written) >= count_of(facts.values.known) > 0:
             self._written = self._updates
         steps = 0 if facts.state_steps is None and self._highest > BEFORE else facts.state_steps
         if steps is None:
             return
         self.judged = True
-        resumed = self._first_seen > BEFORE and facts.optimizer == 0 and facts.alone
+        resumed = (self._first_seen > BEFORE or self._goes_on) and facts.optimizer == 0 and facts.alone
         if steps < AGAIN and self._highest > BEFORE:
             before, self._highest = self._highest, 0
             if self._updates - self._written < RECENT:
@@ -68,6 +70,8 @@ class StateRestarted(ChangeCheck):
                 first_seen=self._first_seen,
                 steps=steps,
             )
+            if self._goes_on:
+                text = message("training goes on with a model of before, and a new optimizer, without the state")
             yield self.finding(facts, self._first_seen, text, {"first": self._first_seen, "steps": steps})
             self._first_seen = -1
         self._highest = max(self._highest, steps)

@@ -20,7 +20,7 @@ class AddedMeans(FactCheck):
     """Report an update from several micro batches of one size whose mean losses are added and not averaged: the
     gradient is as many times too large.
 
-    The root of a backward must be the mean loss over classes itself, of one kind and size, and nothing may have changed
+    The root of a backward must be the mean loss itself, of one kind and size, and nothing may have changed
     the gradients but a clip. Adam and its like without clipping hardly notice it: then it is a note.
     """
 

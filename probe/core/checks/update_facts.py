@@ -71,6 +71,8 @@ class Values(NamedTuple):
     numbers: Callable[[], Array] | None = None
     """Function that returns norm and sum of each of these before the update, ``parameters x 2``; None if they are not
     known."""
+    goes_on: bool = False
+    """True if this is the first update, of parameters with the numbers that another optimizer has left in others."""
 
 
 class UpdateFacts(NamedTuple):
@@ -190,6 +192,10 @@ class UpdateFacts(NamedTuple):
     oddities: Callable[[], Mapping[str, tuple[str, ...]]] | None = None
     """Function that waits for what the latest look for oddities shows, see :mod:`probe.core.checks.oddities`; the same
     object until another look."""
+    talks: bool = False
+    """True if collectives of all ranks have run between two of the first losses."""
+    in_turn: bool = False
+    """True if a backward, an update of another optimizer and a further backward have come since its last update."""
     remade: bool = False
     """True if the optimizer has taken the place of one like it since the last update, and keeps numbers from one update
     to the next: those of the one before are lost."""

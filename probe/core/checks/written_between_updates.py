@@ -71,7 +71,10 @@ class WrittenBetweenUpdates(ChangeCheck):
             self._quiet, self._settled = self._quiet + 1, self._settled + 1
             return
         changed = values.written & values.known
-        seen, secret = changed & values.seen_write, changed & ~values.seen_write
+        # what is given to ``data`` shows no write; ranks average their weights so
+        settled = self._settled >= SETTLED and number >= KNOWN and update.facts.world == 1
+        every = settled and bool(changed[values.known].all())
+        seen, secret = changed & (values.seen_write | every), changed & ~(values.seen_write | every)
         if seen.any():
             loaded = values.restored or (before is not None and self._steps != before + 1)
             apart = update.facts.world > 1 and not update.facts.reduced

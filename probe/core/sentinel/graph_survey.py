@@ -12,6 +12,8 @@ from probe.core.checks.parameter_use import ParameterUse
 FIRST, GRAPHS, INTERVAL = 2, 4, 1024
 """Number of the first loss whose graph is walked, how many in a row are, as a program may have several models, and
 after how many losses again."""
+KEPT = 100
+"""Number of a loss at which none of the graphs before should be left."""
 SHARE = 0.002
 """Part of the time that the walks may take."""
 
@@ -45,6 +47,14 @@ class GraphSurvey:
         """Parameters of the latest graph that no model registers and no optimizer has."""
         self.unused: tuple[str, ...] = ()
         """Losses that modules keep, and of which no loss that was surveyed is made."""
+        self._lives: list[Callable[[], object]] = []
+        """Functions that return something as long as the first graphs exist."""
+        self._collectives = 0
+        """Collectives of all ranks before the last loss that was looked at."""
+        self.talks = False
+        """True if some have run between two of them."""
+        self.keeps_graphs = False
+        """True if the first graphs exist after many other losses."""
         self.graph: Callable[[], LossGraph] | None = None
         """Function that waits for what the latest graph shows."""
 
@@ -52,8 +62,14 @@ class GraphSurvey:
         """Walk the graph of a loss whose backward has not begun, if it is time."""
         number = self._losses % INTERVAL - FIRST
         self._losses += 1
+        if self._losses == KEPT:
+            self.keeps_graphs = bool(self._lives) and all(lives() is not None for lives in self._lives)
         if not 0 <= number < GRAPHS:
             return
+        if self._losses < KEPT:
+            self._lives += self._loop.life(root)
+            before, self._collectives = self._collectives, self._loop.collectives()
+            self.talks = 0 < before < self._collectives
         begun = time.perf_counter()
         if self._losses > INTERVAL and self._spent > SHARE * (begun - self._began):
             return

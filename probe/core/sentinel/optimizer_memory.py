@@ -199,6 +199,16 @@ class OptimizerMemory:
         """
         return made - self.made == 1 and len(self.backwards) == 2 and self.backwards[0].made < self.backwards[1].made
 
+    def is_in_turn(self, made: int, begun: Collection[int]) -> bool:
+        """Return whether, since the last update of this optimizer, a backward and an update of another one have come,
+        and then a further backward: each optimizer has its own.
+
+        Args:
+            made: updates of all optimizers so far.
+            begun: that number at the beginnings of backwards.
+        """
+        return made in begun and any(self.made <= before < made for before in begun)
+
     def was_cleared(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether what the backwards so far have added is gone: it will not be applied."""
         some_are_there = any(gradient is not None for gradient in some)

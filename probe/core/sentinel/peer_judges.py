@@ -24,6 +24,8 @@ from probe.core.sentinel.rank_lines import Array, RankLine
 
 LOSS, OWN_NORM = "loss", "norm of its own gradients"
 """Numbers that ranks are compared by."""
+BATCHES_SAME = 3
+"""Batches whose labels are equal on all ranks, and others each."""
 STEPS_SAME_LOSS, STEPS_UNLIKE = 10, 10
 """Updates in a row after which equal losses, and unlike ranks, are found. Losses of small batches scatter more than
 norms of gradients do."""
@@ -32,7 +34,7 @@ UNLIKE_TIMES = 3.0
 1.19."""
 LEFT_TIMES = 2.0
 """The same where earlier updates show how far ranks differ in a healthy state."""
-LATEST = 5
+LATEST = 12
 """Number of the latest updates, which are compared with the earlier ones."""
 UNLIKE_OF_LATEST = 3
 """Number of these that must be unlike the earlier ones."""
@@ -50,16 +52,25 @@ ROW = np.zeros(1, np.int64)
 
 
 class SameData:
-    """Gradients that ranks have computed each for itself, of different batches; without them, their losses."""
+    """Gradients that ranks have computed each for itself, of different batches; without them, their losses. Labels of
+    the first batches are compared, too: dropout makes other gradients of the same data."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._gradients, self._losses = Streak(STEPS_SAME), Streak(STEPS_SAME_LOSS - 1)
         self._last = float("nan")
         self._varies = False
+        self._labels: set[int] | None = set()
+        """Digests of labels that were equal on all ranks; None once they are known, or were not equal."""
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
         """Yield a finding when ranks begin to see the same."""
+        labels = {line.labels for line in lines}
+        if self._labels is not None:
+            self._labels = self._labels | labels - {0} if len(labels) == 1 else None
+            if self._labels is not None and len(self._labels) == BATCHES_SAME:
+                self._labels = None
+                yield self._finding(message("labels"), step, max(0, step - BATCHES_SAME), lines)
         tables = stacked([line.unreduced for line in lines])
         if tables is not None:
             same = np.array_equal(tables, np.broadcast_to(tables[0], tables.shape), equal_nan=True)

@@ -11,7 +11,14 @@ from probe.core.checks.peer_ratios import SAME, SUMMED, UNLIKE
 from probe.core.sentinel.peer_judges import SameData, SummedGradients, UnlikePeers
 from probe.core.sentinel.rank_group import RankGroup, Role
 from probe.core.sentinel.rank_lines import RankLine
-from probe.core.sentinel.replica_judges import DIFFER, EqualReplicas, ScaledApart, TensorReplicas, UnnamedReplicas
+from probe.core.sentinel.replica_judges import (
+    DIFFER,
+    EqualReplicas,
+    PartReplicas,
+    ScaledApart,
+    TensorReplicas,
+    UnnamedReplicas,
+)
 
 __all__ = ["DIFFER", "REMEDIES", "SAME", "SUMMED", "UNLIKE", "GroupComparison", "RankGroup", "Role"]
 
@@ -72,7 +79,10 @@ class GroupComparison:
 def _judges(group: RankGroup) -> Iterator[_Judge]:
     if group.role == "data":
         yield from (EqualReplicas(group), SameData(group), UnlikePeers(group), SummedGradients(group))
-    elif group.role == "tensor":
+        return
+    if group.role == "tensor":
         yield from (ScaledApart(group), TensorReplicas(group))
     else:
         yield UnnamedReplicas(group, (SameData(group), UnlikePeers(group), SummedGradients(group)))
+    if not group.split:
+        yield PartReplicas(group)

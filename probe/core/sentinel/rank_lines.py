@@ -34,9 +34,11 @@ PLACES = struct.Struct("<QQQ")
 TEXT_AT = len(MAGIC) + PLACES.size
 LINE = struct.Struct("<qqdq")
 """Step, number of the optimizer, loss, sum of the bits of the tables that follow the first."""
-UNREDUCED, VALUES, MEAN = 1, 2, 4
-"""Bits of the tables of unreduced gradients and of parameters, and of a loss that is a mean. The first table is that of
-reduced gradients."""
+UNREDUCED, VALUES, MEAN, TALKS = 1, 2, 4, 8
+"""Bits of the tables of unreduced gradients and of parameters, of a loss that is a mean, and of ranks that talk. The
+first table is that of reduced gradients."""
+LABELS = 8
+"""Place of the bits of the digest of labels."""
 MOST_TABLES = 3
 MOST_LINES = 4096
 MOST_BYTES = 4 << 20
@@ -106,6 +108,10 @@ class RankLine(NamedTuple):
     mean: bool = False
     """True if the root of the only backward was the mean loss of this rank's samples, and the size of the gradient
     decides on that of the update."""
+    labels: int = 0
+    """Digest of the labels of the latest graph of a loss that was looked at; 0 if none shows them."""
+    talks: bool = False
+    """True if collectives of all ranks have run between two of the first losses."""
 
 
 class RankLines:
@@ -232,7 +238,7 @@ class LinesReader:
 def packed(line: RankLine, rows: int) -> bytes:
     """Return the bytes of a line with the first ``rows`` parameters."""
     bits = (0 if line.unreduced is None else UNREDUCED) | (0 if line.values is None else VALUES)
-    bits |= MEAN if line.mean else 0
+    bits |= (MEAN if line.mean else 0) | (TALKS if line.talks else 0) | line.labels << LABELS
     tables = [table for table in (line.reduced, line.unreduced, line.values) if table is not None]
     numbers = [np.ascontiguousarray(table[:rows], np.float64).tobytes() for table in tables]
     return LINE.pack(line.step, line.optimizer, line.loss, bits) + b"".join(numbers)
@@ -252,9 +258,9 @@ def parsed(data: bytes) -> RankLine:
     tables = [*np.frombuffer(data, np.float64, offset=LINE.size).reshape(number, -1, NUMBERS)]
     reduced = tables.pop(0)
     unreduced = tables.pop(0) if bits & UNREDUCED else None
-    return RankLine(
-        step, optimizer, loss, reduced, unreduced, tables.pop(0) if bits & VALUES else None, bool(bits & MEAN)
-    )
+    values = tables.pop(0) if bits & VALUES else None
+    flags = bool(bits & MEAN), bits >> LABELS, bool(bits & TALKS)
+    return RankLine(step, optimizer, loss, reduced, unreduced, values, *flags)
 
 
 def header_of(fields: dict[str, Any]) -> LinesHeader:

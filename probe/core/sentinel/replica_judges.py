@@ -42,6 +42,8 @@ UPDATES_SHARED = 3
 """Updates in a row with equal gradients after which parameters are known to share them."""
 STEPS_DIFFER = 1
 MOST_NAMED = 3
+FEWEST_ONES = 8
+"""Numbers of a norm at least, that it is known by its size."""
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 
@@ -183,6 +185,60 @@ class ScaledApart:
         )
         evidence = {"factor": factor, "parameters": float(len(places))}
         return CheckFinding(DIFFER, "critical", names, step, step, text, evidence, ranks)
+
+
+class PartReplicas:
+    """Parameters that begin equal on ranks which hold parts of a model, and to which each rank applies its own gradient
+    from the beginning: replicas whose gradients nothing sums or averages.
+
+    They begin with the same random numbers, or are weights of norms, all 1, of the size of another one that gets the
+    same gradients on all ranks. Ranks hold parts if some of their gradients are the same and others are not, or if
+    other parameters begin with different numbers and they talk. Experts may be others on each rank, and so may biases
+    whose weights are divided.
+    """
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group, self._updates, self._since = group, 0, -1
+        self._shared = np.array(["expert" not in name for name in group.names], bool)
+        self._apart, self._sizes = self._shared, np.zeros(len(group.names))
+        self._random = self._parts = np.zeros(len(group.names), bool)
+
+    def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
+        """Yield a finding after the first updates."""
+        tables, values = np.stack([line.reduced for line in lines]), stacked([line.values for line in lines])
+        if self._updates == FIRST_UPDATES or tables.shape[1] != len(self._group.names):
+            return
+        if not self._updates and values is not None:
+            self._since = step
+            self._look(values)
+        self._updates += 1
+        parts, present = deviations(tables), (tables[:, :, 0] > 0).all(axis=0)
+        self._shared, self._apart = self._shared & present & (parts <= EQUAL), self._apart & (parts > ALIKE_AT_FIRST)
+        if self._updates == FIRST_UPDATES:
+            talks = self._parts.any() and all(line.talks for line in lines)
+            norms = (self._sizes >= FEWEST_ONES) & np.isin(self._sizes, self._sizes[self._shared])
+            wrong = self._apart & ((self._random & bool(self._shared.any() or talks)) | norms)
+            yield from [self._finding(step, np.flatnonzero(wrong))] if wrong.any() else ()
+
+    def _look(self, values: Array) -> None:
+        """Take the numbers of the parameters before the first update."""
+        norms, sums = values[:, :, 0], values[:, :, 1]
+        equal = (values == values[0]).all(axis=(0, 2))
+        ones = equal & (np.abs(norms[0] ** 2 - sums[0]) <= EQUAL * sums[0])
+        self._sizes, self._parts = np.where(ones, sums[0], 0.0), np.isfinite(values).all(axis=(0, 2)) & ~equal
+        modules = [name.rpartition(".")[0] for name in self._group.names]
+        divided = {module for module, is_part in zip(modules, self._parts, strict=True) if is_part}
+        self._random = equal & ~ones & (norms[0] > 0) & np.array([module not in divided for module in modules], bool)
+
+    def _finding(self, step: int, places: Places) -> CheckFinding:
+        names = _names(self._group, places)
+        text = message(
+            "each rank applies its own gradients to {listed}, which begin equal on all ranks of a divided model: they "
+            "must be summed or averaged over the ranks, or computed of the same",
+            listed=_listed(names, len(places)),
+        )
+        evidence = {"parameters": float(len(places))}
+        return CheckFinding(DIFFER, "warning", names, step, self._since, text, evidence, self._group.ranks)
 
 
 class _Pair:

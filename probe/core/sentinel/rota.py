@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ ROUNDING = 1e-7
 """Relative error of a sum of squares."""
 NOUGHT = 0.1
 """Largest error, as a part of the number before, with which a number is known to have become 0."""
+SOME_MADE = 10
+"""Updates after which an optimizer has begun."""
 MOST_PAST = 1 << 16
 """Updates after which the numbers are remembered."""
 STRIDE = (5**0.5 - 1) / 2
@@ -59,10 +62,22 @@ class _Read:
 
 
 class PastNumbers:
-    """Numbers that all parameters had after updates, as hashes. It belongs to the thread that waits for readings."""
+    """Numbers that all parameters had after updates, as hashes. It belongs to the thread that waits for readings.
 
-    def __init__(self) -> None:
-        self._hashes: dict[int, None] = {}
+    Args:
+        model: number that other parameters do not have.
+    """
+
+    latest: ClassVar[deque[tuple[int, int]]] = deque(maxlen=8)
+    """Those of the latest updates by any optimizer that has made some, each with the number of its parameters."""
+
+    def __init__(self, model: int) -> None:
+        self._model, self._hashes = model, dict[int, None]()
+
+    def goes_on(self, rows: npt.NDArray[np.float64]) -> bool:
+        """Return whether parameters that were never updated have the numbers that an optimizer has left in others."""
+        number = 0 if self._hashes else hash(rows.tobytes())
+        return any(number == left and model != self._model for left, model in self.latest)
 
     def knows(self, rows: npt.NDArray[np.float64]) -> bool:
         """Return whether all parameters had these numbers after an update."""
@@ -70,7 +85,9 @@ class PastNumbers:
 
     def add(self, rows: npt.NDArray[np.float64]) -> None:
         """Remember the numbers after an update; forget the oldest if they are many."""
-        self._hashes[hash(rows.tobytes())] = None
+        self._hashes[number := hash(rows.tobytes())] = None
+        if len(self._hashes) > SOME_MADE:
+            self.latest.append((number, self._model))
         if len(self._hashes) > MOST_PAST:
             del self._hashes[next(iter(self._hashes))]
 
@@ -103,11 +120,13 @@ class RotaReading(NamedTuple):
                 writes = none, none, all_of(number), unknown
             else:
                 writes = self._written(looked, self.last, self.again)
-        restored = False
+        restored = goes_on = False
         if self.past is not None:
+            goes_on = self.past.goes_on(self.before.rows())
             restored = is_any(writes[0]) and self.past.knows(self.before.rows())
             self.past.add(self.after.rows())
-        return Values(looked, moved, *writes, restored, self._limits, functools.partial(_norms_and_sums, self.before))
+        numbers = functools.partial(_norms_and_sums, self.before)
+        return Values(looked, moved, *writes, restored, self._limits, numbers, goes_on)
 
     def _limits(self) -> npt.NDArray[np.float64]:
         """Return the least and the greatest number of each parameter before the update."""
@@ -209,7 +228,7 @@ class Rota:
         self._reader = loop.reader(parameters, COLUMNS)
         self._elements, self._all = sum(sizes), [*range(len(sizes))]
         self._room, self._turn = LEAST, 0
-        self._past = PastNumbers()
+        self._past = PastNumbers(id(parameters[0]) if parameters else 0)
         self._before: _Read | None = None
         self._last: _Read | None = None
         self._again: _Read | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -34,6 +35,7 @@ LOOKS = frozenset({3, 13, 23})
 """Updates of an optimizer in which oddities are looked for."""
 MOST_LOOKED = 4
 """Optimizers of which they are looked for."""
+MOST_MADE = 16
 MOST_BACKWARDS = 4096
 """Backwards that are remembered until the next update, of an optimizer that may never be updated."""
 
@@ -83,6 +85,8 @@ class Sentinel:
         """Habits of the program since the last update."""
         self._made = 0
         """Updates of all optimizers so far."""
+        self._begun: deque[int] = deque(maxlen=MOST_MADE)
+        """That number at the beginnings of the latest backwards, each once."""
         self._updating: dict[int, _Update] = {}
         """Updates that have begun, by the identity of the optimizer."""
 
@@ -125,6 +129,8 @@ class Sentinel:
             self._watch.run.look()
         running = RunningBackward(inputs)
         running.made = self._made
+        if self._made not in self._begun:
+            self._begun.append(self._made)
         others = [backward for thread, backward in [*self._running.items()] if thread != running.thread]
         self._training_threads.add(running.thread)
         self._running[running.thread] = running
@@ -358,15 +364,20 @@ class Sentinel:
             order_repeated=self._order_repeated,
             inputs_learn=self.roots.survey.strangers,
             loss_graph=self.roots.survey.graph,
-            habits=frozenset(
-                {*self._habits, "adds to another"} if memory.adds_to_another(self._made) else self._habits
-            ),
+            habits=self._habits_now(memory),
+            talks=self.roots.survey.talks,
+            in_turn=memory.is_in_turn(self._made, self._begun),
             scheduled=scheduled,
             overrun=self._loop.overrun(optimizer, times) if times > 1 else "",
             forwards=self._forwards(),
             unused=self.roots.survey.unused,
             oddities=self._oddities(number, memory, optimizer),
         )
+
+    def _habits_now(self, memory: OptimizerMemory) -> frozenset[str]:
+        """Return the habits of the program since the last update, at one of an optimizer."""
+        more = {"adds to another": memory.adds_to_another(self._made), "keeps graphs": self.roots.survey.keeps_graphs}
+        return frozenset((*self._habits, *(name for name, is_met in more.items() if is_met)))
 
     def _oddities(
         self, number: int, memory: OptimizerMemory, optimizer: Optimizer

@@ -149,7 +149,10 @@ def line_of(update: JudgedUpdate, own_gradients: TakenGradients | None) -> RankL
     unreduced = None if own_gradients is None else own_gradients.table(facts.names)
     hardly_notices = facts.normalises and facts.clip == 1
     is_mean = facts.loss_graph is not None and facts.backwards == 1 and facts.loss_graph().factor == 1
-    return RankLine(facts.step, facts.optimizer, facts.loss, applied, unreduced, values, is_mean and not hardly_notices)
+    mean = is_mean and not hardly_notices
+    calls = facts.loss_graph().losses if facts.loss_graph is not None else ()
+    labels = next((call.labels for call in calls if call.labels), 0)
+    return RankLine(facts.step, facts.optimizer, facts.loss, applied, unreduced, values, mean, labels, facts.talks)
 
 
 def numbers_of(update: JudgedUpdate) -> dict[str, float]:

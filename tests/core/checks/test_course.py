@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from probe.core.checks import JudgedUpdate
+from probe.core.checks.update_facts import UpdateFacts
+from probe.core.sentinel.rota import PastNumbers
 from tests.core.checks.updates import NAMES, Training, findings, steps
 
 
@@ -415,3 +417,23 @@ def test_a_gradient_that_others_join_has_no_past() -> None:
     training = Training()
     rows = [*training.updates(40, there=NAMES[:6]), *training.updates(3)]
     assert not findings("gradient-apart", rows, [training.update(norms={NAMES[0]: 9.0})])
+
+
+def test_a_model_that_goes_on_with_a_new_optimizer_is_found() -> None:
+    """It has the numbers that an optimizer has left in another model, and the state begins at 0; the same model again,
+    as with a new optimizer for each epoch, is none."""
+    first = PastNumbers(1)
+    for number in range(12):
+        first.add(np.full((2, 4), float(number)))
+    assert PastNumbers(2).goes_on(np.full((2, 4), 11.0))
+    assert not PastNumbers(1).goes_on(np.full((2, 4), 11.0))
+    assert not PastNumbers(2).goes_on(np.full((2, 4), 3.0)), "of long before"
+    for goes_on in (True, False):
+        updates = Training().updates(6)
+        rows = [JudgedUpdate(_going_on(row, goes_on and not row.facts.step), row.gradients) for row in updates]
+        assert [row.since for row in findings("state-restarted", rows)] == [0] * goes_on
+
+
+def _going_on(update: JudgedUpdate, goes_on: bool) -> UpdateFacts:
+    values = update.facts.values
+    return update.facts._replace(values=None if values is None else values._replace(goes_on=goes_on))

@@ -108,6 +108,8 @@ def test_an_optimizer_whose_part_is_frozen_for_a_while_is_none() -> None:
     """Beside another optimizer an idle one is healthy; so is one that moves parameters, from gradients of a closure."""
     assert not findings("nothing-to-apply", Training(there=False, moved=False, backwards=0, alone=False).updates(9))
     assert not findings("nothing-to-apply", Training(there=False, moved=True, backwards=2).updates(9))
+    in_turn = Training(there=False, moved=False, backwards=0, alone=False, in_turn=True)
+    assert len(findings("nothing-to-apply", in_turn.updates(9))) == 1, "each has a backward of its own"
 
 
 def test_an_applied_gradient_that_is_not_finite_is_critical() -> None:

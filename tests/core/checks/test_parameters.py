@@ -173,6 +173,9 @@ def test_what_programs_write_is_no_flipped_bit() -> None:
     training = Training()
     quiet = list(training.updates(20))
     assert not findings("written-between-updates", quiet, training.updates(9, written=True))
+    settled = list(training.updates(60))
+    (left,) = findings("written-between-updates", settled, training.updates(1, written=True), training.updates(9))
+    assert (left.where, left.grade) == ((), "warning"), "all of them, once: an average that was left"
     assert not findings("written-between-updates", training.updates(30, written=["head.weight"]))
     sizes = (400, 20, 400, 20, 400, 20, 400, 1)
     assert not findings("written-between-updates", quiet, training.updates(1, written=["head.bias"], sizes=sizes))

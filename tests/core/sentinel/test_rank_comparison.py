@@ -86,6 +86,38 @@ def test_ranks_with_the_same_unreduced_gradients_see_the_same_data() -> None:
     assert found(group(2), lambda _, step: RankLine(step, 0, 1.0, numbers(step), zero)) == []
 
 
+PARTS = ("wte.weight", "ln.weight", "up.weight", "up.bias", "norm.weight", "experts.0.weight")
+BEGINNING = {"ln.weight": (3.0, 9.0), "norm.weight": (3.0, 9.0)}
+"""Norm and sum of nine ones."""
+
+
+@pytest.mark.parametrize(
+    ("own", "talks", "names"),
+    [
+        ({"up.weight", "up.bias", "experts.0.weight"}, True, ()),  # healthy: parts of one model
+        ({*PARTS} - {"norm.weight"}, False, ("wte.weight", "ln.weight")),  # some gradients are the same
+        ({*PARTS}, True, ("wte.weight",)),  # none is: the ranks talk, and hold parts
+        ({*PARTS}, False, ()),  # programs that have nothing in common but a checkpoint
+    ],
+)
+def test_replicas_of_a_divided_model_with_gradients_of_their_own(
+    own: set[str], talks: bool, names: Sequence[str]
+) -> None:
+    """They begin equal: random numbers, and as many ones as in a norm that is shared. Of ``up`` the weight is divided,
+    and its bias begins equal by the same seed, as the expert does."""
+
+    def line(rank: int, step: int) -> RankLine:
+        rows = {name: np.random.default_rng([step, n, rank * (name in own)]) for n, name in enumerate(PARTS)}
+        begin = [BEGINNING.get(name, (2.0 + n + rank * (name == "up.weight"), 0.5)) for n, name in enumerate(PARTS)]
+        reduced = np.array([random.lognormal(size=2) for random in rows.values()])
+        return RankLine(step, 0, 2.0 + rank, reduced, None, np.array(begin), talks=talks)
+
+    findings = found(RankGroup("unknown", (0, 1), PARTS, ()), line, range(8))
+    assert [(row.check, row.grade, row.where, row.since, row.step) for row in findings] == [
+        (DIFFER, "warning", names, 0, 4) for _ in range(bool(names))
+    ]
+
+
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("factor", [1.0, 0.9, 1 / 4])
 def test_gradients_of_mean_losses_that_are_summed_are_found(factor: float, mean: bool) -> None:
@@ -279,3 +311,15 @@ def test_optimizers_are_compared_apart_and_incomplete_updates_are_left_out() -> 
     for step in range(1990, 2000):
         assert comparison.add(1, [RankLine(step, step % 2, 2.0, numbers(step), None)]) == []
     assert comparison.judged == 10
+
+
+def test_equal_labels_show_the_same_data_where_dropout_makes_other_gradients() -> None:
+    """Three batches, whose labels are equal on all ranks and others each time; not the same ones again and again."""
+
+    def line(labels: Callable[[int, int], int]) -> Lines:
+        return lambda rank, step: healthy(rank, step)._replace(labels=labels(rank, step))
+
+    (finding,) = found(group(2), line(lambda _, step: max(step - 1, 0)))
+    assert (finding.check, finding.since, finding.step, finding.ranks) == (SAME, 1, 4, (0, 1))
+    assert found(group(2), line(lambda *_: 5)) == []
+    assert found(group(2), line(lambda rank, step: step + 40 * rank)) == []
