@@ -71,6 +71,9 @@ class Values(NamedTuple):
     numbers: Callable[[], Array] | None = None
     """Function that returns norm and sum of each of these before the update, ``parameters x 2``; None if they are not
     known."""
+    shifts: Callable[[], Array] | None = None
+    """Function that returns by how much the update has changed the least or the greatest number of each of these, the
+    larger; None if it is not known."""
 
 
 class UpdateFacts(NamedTuple):
