@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 
 from probe.core.faults import Faults
 
@@ -114,17 +115,22 @@ class Worker:
             if not must:
                 self._lose("after the end" if self._ended else "dropped because no thread could be started", 1)
             return False
-        if self._room is not None and not must:
-            try:
-                self._room.get(block=self._waits and self._thread is not None)
-            except queue.Empty:
-                self._lose("dropped because the queue was full", 1)
-                return False
-            if self._ended:  # while this has waited for room
-                self._lose("after the end", 1)
-                return False
         self._outstanding.append(None)
-        self._put(partial(self._do, work, not must))
+        item = partial(self._do, work, not must)
+        if self._room is None or must:
+            self._put(item)
+            return True
+        room = iter(partial(self._room.get, self._waits and self._thread is not None), self)
+        try:  # room is taken and the work queued in one call, so that no interrupt by the user comes in between
+            deque(map(self._queue.put, map(itemgetter(0), zip((item,), room, strict=False))), 0)
+        except queue.Empty:
+            self._outstanding.pop()
+            self._lose("dropped because the queue was full", 1)
+            return False
+        if self._ended:  # while this has waited for room
+            self._lose("after the end", 1)
+            return False
+        self._serve()
         return True
 
     def wake(self) -> bool:
@@ -222,6 +228,10 @@ class Worker:
 
     def _put(self, work: Work | None) -> None:
         self._queue.put(work)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Do what is queued, where no thread does."""
         # again if another caller has put something since the queue was found empty
         while self._thread is None and not self._queue.empty() and self._serving.acquire(blocking=False):
             try:

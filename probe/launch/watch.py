@@ -244,7 +244,9 @@ class ScriptWatch:
                 served.append(owner)
             elif called is not None:
                 kind = type(owner).__name__
-                complain(f"no model holds the parameters of an optimizer ({kind}): it is not watched", "warning")
+                plain = {type(parameter).__name__ for parameter in self._finder.owned(owner)} <= {"Tensor"}
+                level = "info" if plain else "warning"  # as the temperature of an actor: no model can hold a tensor
+                complain(f"no model holds the parameters of an optimizer ({kind}): it is not watched", level)
         if served:
             self._watch(everything.outermost(owned_models), served, prefixed=True, late=late)
         elif called is None:

@@ -91,7 +91,7 @@ def uses(root: torch.Tensor, names: Mapping[int, str], seconds: float = SURVEY_S
             if follower is None:
                 continue
             if (leaf := _copied_leaf(follower)) is not None:
-                _note(by_name, names.get(id(leaf), ""), node)
+                _note(by_name, names.get(id(leaf), ""), node, leaf.dim())
             elif follower not in seen:
                 seen.add(follower)
                 waiting.append(follower)
@@ -109,12 +109,12 @@ def _copied_leaf(node: Any) -> torch.Tensor | None:
     return leaf
 
 
-def _note(by_name: dict[str, ParameterUse], name: str, node: Any) -> None:
-    """Note that ``node`` uses a parameter, unless a later operation does."""
+def _note(by_name: dict[str, ParameterUse], name: str, node: Any, dimensions: int) -> None:
+    """Note that ``node`` uses a parameter of some dimensions, unless a later operation does."""
     if name in by_name and by_name[name].order >= _order(node):
         return
     results = getattr(node, "_input_metadata", ())  # not in torch 2.4
-    by_name[name] = ParameterUse(_order(node), str(results[0].dtype) if results else "")
+    by_name[name] = ParameterUse(_order(node), str(results[0].dtype) if results else "", dimensions)
 
 
 class StepGraph:

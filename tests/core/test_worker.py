@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -199,6 +200,28 @@ def test_an_interrupted_wait_can_be_repeated(wait: str) -> None:
     one.close(SECONDS, last)
     assert done == ["work", "last"]
     assert faults.counts == {}
+
+
+def test_an_interrupt_takes_no_room() -> None:
+    """At whatever line it comes: with less room after each, training would wait forever in the end."""
+    submitting = worker(room=2)
+    code = Worker.submit.__code__
+    for line in sorted({line for _, _, line in code.co_lines() if line is not None}):
+
+        def interrupted(frame: Any, event: str, _: object, line: int = line) -> Any:
+            if frame.f_code is code and event == "line" and frame.f_lineno == line:
+                raise KeyboardInterrupt
+            return interrupted if frame.f_code is code else None
+
+        for _ in range(3):
+            before = sys.gettrace()
+            sys.settrace(interrupted)
+            with suppress(KeyboardInterrupt):
+                submitting.submit(int)
+            sys.settrace(before)
+            assert submitting.flush(SECONDS)
+    assert submitting.submit(int)
+    submitting.close(SECONDS)
 
 
 def test_it_looks_around_when_that_is_due() -> None:

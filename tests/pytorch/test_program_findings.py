@@ -281,3 +281,17 @@ def test_a_fault_is_found_at_its_place_and_its_twin_is_not(
     rows = found(kind, make, True, tmp_path / "faulty", monkeypatch)
     assert kind in {check for check, _ in rows}
     assert next(where for check, where in rows if check == kind)[: len(places)] == places
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("Adadelta", 1.0), ("ASGD", 0.1), ("Adagrad", 0.1)])
+def test_the_rate_of_an_optimizer_that_is_no_size_is_in_scale(
+    kind: str, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count steps, as Adam does, and their updates are smaller than the rate."""
+
+    def make(_: bool) -> Program:
+        model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+        optimizer = getattr(torch.optim, kind)(model.parameters(), rate)
+        return Program(model, [optimizer], plain(model, optimizer, 12))
+
+    assert found("step-out-of-scale", make, False, tmp_path, monkeypatch) == []

@@ -181,6 +181,26 @@ for step in range(8):
     assert found["parameters-replaced"] == (3, "critical")
 
 
+@pytest.mark.parametrize(
+    ("made", "level"),
+    [("torch.zeros(1, requires_grad=True)", "info"), ("torch.nn.Parameter(torch.zeros(1))", "warning")],
+)
+def test_an_optimizer_of_no_model_beside_a_watched_one_is_named(
+    forks: ForkServer, tmp_path: Path, made: str, level: str
+) -> None:
+    """A tensor, as the temperature of an actor, is in no model; a parameter may have been replaced."""
+    text = f"""
+import torch
+net, lone = torch.nn.Linear(4, 2), {made}
+both = torch.optim.SGD(net.parameters(), 0.1), torch.optim.Adam([lone])
+for step in range(3):
+    (net(torch.randn(8, 4)).pow(2).mean() * lone.exp()).sum().backward()
+    [optimizer.step() for optimizer in both]
+"""
+    done = ran(forks, tmp_path / "run", text, watch=True)
+    assert done.said[0] == f"probe: {level}: no model holds the parameters of an optimizer (Adam): it is not watched"
+
+
 def test_what_cannot_be_watched_trains_all_the_same(forks: ForkServer, without: Plain, tmp_path: Path) -> None:
     """A target that the model lacks: one warning with the reason, and the program's own output."""
     config = {"xy_distribution": True, "targets": {"no such module": {}}}

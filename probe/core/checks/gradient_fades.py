@@ -29,8 +29,8 @@ class GradientFades(FactCheck):
     """Report a model in which the gradients of the first layers are less than a ten-thousandth of that of the last one
     in the first updates, and fall from layer to layer.
 
-    Layers stand in the order in which the backward reaches them. The weight of a layer is its largest parameter; norms,
-    whose weight and bias are of one size, are left out, and so are gradients that are exactly 0.
+    Layers stand in the order in which the backward reaches them. The weight of a layer is its largest parameter of two
+    dimensions or more: vectors, as of norms or the weights of losses, are left out, and gradients that are exactly 0.
     """
 
     name = "gradient-fades"
@@ -86,15 +86,11 @@ class GradientFades(FactCheck):
     def _layers(self, update: JudgedUpdate) -> list[tuple[str, float]]:
         """Return each layer with the root mean square of its weight's gradient, the first layer first."""
         facts = update.facts
-        parts: dict[str, list[tuple[int, float, int]]] = {}
+        weights: dict[str, tuple[int, float, int]] = {}
         for name, size, norm in zip(facts.names, facts.sizes, self._largest.tolist(), strict=True):
-            if name in facts.uses and size:
-                parts.setdefault(module_of(name), []).append((size, norm / size**0.5, facts.uses[name].order))
-        weights = {
-            module: max(rows)
-            for module, rows in parts.items()
-            if len(rows) == 1 or len({size for size, _, _ in rows}) > 1
-        }
+            if (use := facts.uses.get(name)) and use.dimensions > 1 and size:
+                module = module_of(name)
+                weights[module] = max((size, norm / size**0.5, use.order), weights.get(module, (0, 0.0, 0)))
         ordered = sorted(weights.items(), key=lambda item: item[1][2])
         return [(module, rms) for module, (_, rms, _) in ordered if rms > 0]
 

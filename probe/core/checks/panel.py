@@ -97,14 +97,15 @@ class CheckPanel:
         return findings
 
     def _add(self, optimizer: int) -> None:
-        """Make the checks of an optimizer."""
-        checks = self._checks[optimizer] = {}
+        """Make the checks of an optimizer; other threads see all of them or none."""
+        checks: dict[str, Check] = {}
         for name, check in self._classes.items():
             made = attempt(self._faults, self._places[name], check)
             if made is None:
                 self._failed.add(name)
             else:
                 checks[name] = made
+        self._checks = {**self._checks, optimizer: checks}
 
     def _is_new(self, finding: CheckFinding, optimizer: int) -> bool:
         """Count a finding; return whether it is to be reported."""

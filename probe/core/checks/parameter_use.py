@@ -12,3 +12,5 @@ class ParameterUse(NamedTuple):
     """Number of the operation: the backward reaches the highest first."""
     dtype: str
     """Dtype of its result, in the framework's own spelling."""
+    dimensions: int
+    """Dimensions of the parameter: two or more of a layer's weight."""

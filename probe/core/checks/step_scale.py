@@ -29,7 +29,8 @@ class StepScale(FactCheck):
     """Report a beginning in which updates change half of the weights by more than half of their size, ten times in a
     row, or by less than a millionth, sixty times in a row and not in a warm-up.
 
-    The size follows from rate, gradient and kind of the optimizer, and is that of the median weight.
+    The size follows from rate, gradient and kind of the optimizer, and is that of the median weight. Where that is not
+    how an optimizer works (Adadelta), the least and the greatest number of the weights move otherwise.
     """
 
     name = "step-out-of-scale"
@@ -61,9 +62,10 @@ class StepScale(FactCheck):
             return
         self.judged = True
         ratio, rate, before = float(np.median(steps[weights] / rms[weights])), max(facts.rates), self._rate
+        seen = ratio if values.shifts is None else float(np.median(values.shifts()[weights] / rms[weights]))
         self._rate = rate
         evidence = {"rate": rate, "relative size": ratio}
-        if self._large.completes(isfinite(ratio) and ratio > LARGE, facts.step):
+        if self._large.completes(isfinite(ratio) and min(ratio, 2 * seen) > LARGE, facts.step):
             text = message(
                 "each update changes weights by {ratio:.3g} times their size: the learning rate of {rate:.3g} is far "
                 "too high",
@@ -71,7 +73,7 @@ class StepScale(FactCheck):
                 rate=rate,
             )
             yield self.finding(facts, self._large.since, text, evidence)
-        if self._small.completes(ratio < SMALL and rate <= before * (1 + RISE), facts.step):
+        if self._small.completes(max(ratio, seen) < SMALL and rate <= before * (1 + RISE), facts.step):
             text = message(
                 "{number} updates have each changed weights by {ratio:.3g} times their size: the learning rate of "
                 "{rate:.3g} is far too low",

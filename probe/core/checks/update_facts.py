@@ -73,6 +73,9 @@ class Values(NamedTuple):
     known."""
     goes_on: bool = False
     """True if this is the first update, of parameters with the numbers that another optimizer has left in others."""
+    shifts: Callable[[], Array] | None = None
+    """Function that returns by how much the update has changed the least or the greatest number of each of these, the
+    larger; None if it is not known."""
 
 
 class UpdateFacts(NamedTuple):

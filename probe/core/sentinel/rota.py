@@ -126,7 +126,14 @@ class RotaReading(NamedTuple):
             restored = is_any(writes[0]) and self.past.knows(self.before.rows())
             self.past.add(self.after.rows())
         numbers = functools.partial(_norms_and_sums, self.before)
-        return Values(looked, moved, *writes, restored, self._limits, numbers, goes_on)
+        return Values(looked, moved, *writes, restored, self._limits, numbers, goes_on, self._shifts)
+
+    def _shifts(self) -> npt.NDArray[np.float64]:
+        """Return by how much the least or the greatest number of each parameter has changed, the larger."""
+        assert self.before is not None, "the caller has looked"
+        assert self.after is not None, "the caller has looked"
+        shifts: npt.NDArray[np.float64] = np.abs(self.after.rows()[:, :2] - self.before.rows()[:, :2]).max(axis=1)
+        return shifts
 
     def _limits(self) -> npt.NDArray[np.float64]:
         """Return the least and the greatest number of each parameter before the update."""

@@ -169,13 +169,14 @@ def source(files: Sequence[TableFile]) -> str:
     if files[0].format != CSV:
         same = all(file.columns for file in files)
         return f"read_parquet({paths}, union_by_name = {str(not same).lower()}, filename = true)"
-    keys = ", ".join(literal(column) for column in files[0].columns if column in KEY)
+    keys = [column for column in files[0].columns if column in KEY]
     types = ", ".join(f"{literal(column)}: {literal(type_of(column))}" for column in files[0].columns)
-    return (
-        f"read_csv({paths}, columns = {{{types}}}, header = true, auto_detect = false, "
-        f"delim = ',', quote = '\"', escape = '\"', force_not_null = [{keys}], filename = true, "
-        "store_rejects = true)"
+    table = (
+        f"read_csv({paths}, columns = {{{types}}}, header = true, auto_detect = false, delim = ',', quote = '\"', "
+        f"escape = '\"', force_not_null = [{', '.join(map(literal, keys))}], filename = true, store_rejects = true)"
     )
+    all_keys = " AND ".join(f"{key} IS NOT NULL" for key in keys)  # read in any case: DuckDB counts what it reads
+    return f"(SELECT * FROM {table} WHERE {all_keys})"  # noqa: S608 - our own words
 
 
 def columns_of(connection: Connection, source: str) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ def test_an_applied_gradient_that_is_not_finite_is_critical() -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_the_place_of_a_bad_gradient_follows_from_the_order_of_use(known: bool) -> None:
     """The backward reaches first what the forward uses last, whatever the order of names; without it, names decide."""
-    uses = {name: ParameterUse(-place, "") for place, name in enumerate(NAMES)} if known else {}
+    uses = {name: ParameterUse(-place, "", 2) for place, name in enumerate(NAMES)} if known else {}
     first, last = NAMES[0], NAMES[-1]
     updates = [*Training(uses=uses).updates(3), Training(uses=uses).update(norms={first: nan, last: nan})]
     (finding,) = findings("gradient-not-finite", updates)
@@ -242,7 +242,7 @@ DEEP = tuple(f"layers.{number}.{part}" for number in range(6) for part in ("weig
 DEPTH = {
     "names": DEEP,
     "sizes": (400, 20) * 6,
-    "uses": {name: ParameterUse(at // 2, "") for at, name in enumerate(DEEP)},
+    "uses": {name: ParameterUse(at // 2, "", 2 - at % 2) for at, name in enumerate(DEEP)},
 }
 
 
@@ -263,6 +263,14 @@ def test_gradients_that_fall_from_layer_to_layer_from_the_beginning(norms: list[
     unsurveyed = training.updates(2, **{**DEPTH, "uses": {}}, norms=sizes)
     found = findings("gradient-fades", unsurveyed, training.updates(30, **DEPTH, norms=sizes))
     assert [(finding.since, finding.where) for finding in found] == [(7, where)] * bool(where)
+
+
+def test_a_vector_beside_the_layers_is_none_of_them() -> None:
+    """Such as the weights of several losses, whose gradients are of the losses' size."""
+    rising = {f"layers.{number}": 10.0**number * 0.1 for number in range(4)} | {"layers.4": 1e3, "log_variance": 1e5}
+    training = Training(names=(*DEEP, "log_variance"))
+    depth = {"sizes": (*DEPTH["sizes"], 3), "uses": DEPTH["uses"] | {"log_variance": ParameterUse(9, "", 1)}}
+    assert not findings("gradient-fades", training.updates(30, **depth, norms=rising))
 
 
 def test_gradients_that_are_small_only_at_first_are_no_finding() -> None:

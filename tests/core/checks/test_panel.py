@@ -114,3 +114,21 @@ def test_nothing_looked_at_is_not_called_sound() -> None:
     assert "no learning rate is known on the host: rate-zero" in line
     assert "no loss was seen: loss-not-finite" in line
     assert "no norm of a gradient could be read: gradient-gone" in line
+
+
+def test_the_line_is_written_while_checks_are_made() -> None:
+    """Another thread writes a summary as the first update is judged: it sees all checks of an optimizer, or none."""
+    faults, lines = Faults(), list[str]()
+
+    class Asking(RateZero):
+        """Check that is made as the other thread asks."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            lines.append(panel.preflight())
+
+    panel = CheckPanel(faults, {"stale-gradient": StaleGradient, "rate-zero": Asking})
+    panel.judge(Training().update())
+    panel.judge(Training(optimizer=1).update())
+    assert faults.counts == {}
+    assert lines[0].startswith("preflight: 0 hold, 2 could not be seen (no update so far: ")

@@ -277,7 +277,7 @@ BLOCKS = tuple(f"layers.{block}.{part}.weight" for block in range(4) for part in
 
 def used_in(dtypes: dict[str, str], names: tuple[str, ...] = BLOCKS) -> list[JudgedUpdate]:
     """Updates of a training whose forward computes modules in these dtypes."""
-    uses = {f"{module}.weight": ParameterUse(number, dtype) for number, (module, dtype) in enumerate(dtypes.items())}
+    uses = {f"{module}.weight": ParameterUse(number, dtype, 2) for number, (module, dtype) in enumerate(dtypes.items())}
     return list(Training(names, uses=uses).updates(3))
 
 

@@ -444,6 +444,20 @@ def test_views_hold_every_row(tmp_path: Path) -> None:
     assert few == ([1, 1],)
 
 
+def test_a_query_of_one_op_finds_rows_that_lack_it(tmp_path: Path) -> None:
+    """DuckDB takes the columns that must not be empty by their place among those that are read."""
+    directory = write(
+        tmp_path, [batch("grad_reduced", 0, {Key(name): np.ones(4) for name in "uv"})], ops=("min", "norm")
+    )
+    _cell(directory / "grad_reduced_0-0.csv", 2, "norm", "")
+    problems = Problems()
+    with Rows(last_run(tmp_path, problems).directories, problems) as read_rows:
+        query = f'SELECT "min", norm FROM {read_rows.view("grad_reduced")}'
+        found = read_rows.connection.execute(query).fetchall()
+    assert found == [(1.0, None), (1.0, 2.0)]
+    assert problems.lines() == []
+
+
 def test_moments_are_those_that_the_ops_were_derived_from(tmp_path: Path) -> None:
     """So that rules and merging can go on from them: sums and sums of squares."""
     x = RANDOM.normal(3, 2, (5, 4))
