@@ -71,7 +71,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 
 
 WINDOWS = [(language, size) for language in LANGUAGES for size in SIZES if (language, size) != ("zh", "wide")]
-"""Chinese, which is the shorter, has room in a wide window wherever English has, and is torn in a narrow one if at all."""
+"""Chinese, which is the shorter, has room in a wide window wherever English has."""
 
 
 @pytest.mark.parametrize(("language", "size"), WINDOWS)
