@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 from functools import cache
 from pathlib import Path
@@ -61,6 +62,8 @@ LIBRARIES = (
 )
 """Files of ``distributed`` whose ranks train with DeepSpeed or Megatron-Core: one process runs them all, since imports
 of these take long."""
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+"""Where folders of tests are made, in a file system of which so many bytes are free."""
 FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore"}
 """The package of each framework of the matrix."""
 SOURCES = ("core/test_child_process", "core/test_naming", "test_door", "test_layering", "test_safety", "test_words")
@@ -85,6 +88,10 @@ LONGEST_FOLDER = 70
 # A shell that runs the tests in the background has them ignore it, and so every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# Each test has a folder, and many sync files: on a disk, a test of a few milliseconds takes twice the time for that.
+if os.access(MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Commands that tests start print English, whatever the language of the machine.
 os.environ["LANGUAGE"] = "en"

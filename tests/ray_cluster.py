@@ -18,12 +18,12 @@ HEAD = {"include_dashboard": False, "_system_config": HEALTH}
 
 
 @contextmanager
-def ray_cluster(nodes: int) -> Iterator[Any]:
-    """A head and ``nodes`` more, of one CPU each; the signal handlers stay as they are."""
+def ray_cluster(nodes: int, cpus: int = 1) -> Iterator[Any]:
+    """A head of ``cpus`` CPUs and ``nodes`` more of one each; the signal handlers stay as they are."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     handler = signal.getsignal(signal.SIGTERM)
     utils = require("ray.cluster_utils")
-    cluster = utils.Cluster(initialize_head=True, head_node_args={**NODE, **HEAD})
+    cluster = utils.Cluster(initialize_head=True, head_node_args={**NODE, **HEAD, "num_cpus": cpus})
     try:
         for _ in range(nodes):
             cluster.add_node(**NODE)

@@ -47,7 +47,7 @@ def test_same_is_0(runs: Path) -> None:
     """It prints the number of rows."""
     result = run(runs / "a", runs / "same")
     assert result.exit_code == 0
-    assert "The runs are the same: all numbers of 720 pairs of rows are equal, to the digits that were" in result.output
+    assert "The runs are the same: all numbers of 576 pairs of rows are equal, to the digits that were" in result.output
 
 
 def test_different_is_1(runs: Path) -> None:
@@ -116,7 +116,7 @@ def test_json_has_everything(runs: Path) -> None:
     assert [row[field] for field in ("signal", "name", "step", "rank")] == [*PLACE[:3], 1]
     assert {number["b"] for number in row["numbers"] if number["op"] in ("norm", "mean", "min", "max")} == {"nan"}
     assert {number["difference"] for number in row["numbers"] if number["op"] == "norm"} == {"inf"}
-    assert (said["same"], said["rows"], said["beyond"]) == (False, 720, 1)
+    assert (said["same"], said["rows"], said["beyond"]) == (False, 576, 1)
 
 
 def test_a_page_is_written(runs: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_unreadable_lines_are_1(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.output.count(f"{path}:6: ") == 1
     expected = (
-        "all numbers of 359 pairs of rows are equal, to the digits that were written, as far as they could be read."
+        "all numbers of 287 pairs of rows are equal, to the digits that were written, as far as they could be read."
     )
     assert f"The runs are the same: {expected}" in result.output
 

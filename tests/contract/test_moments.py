@@ -49,17 +49,31 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return backend
 
 
-CASES = [
-    marked(backend, *case)
-    for backend in BACKENDS
-    for case in pairwise(backend.dtypes, sizes_for(backend), tuple(CONTENTS), possible=possible)
-]
+def cases_of(backend: Backend) -> dict[str, list[tuple[int, str]]]:
+    """Sizes and contents by dtype."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for dtype, size, content in pairwise(backend.dtypes, sizes_for(backend), tuple(CONTENTS), possible=possible):
+        found.setdefault(dtype, []).append((size, content))
+    return found
 
 
-@pytest.mark.parametrize(("backend", "dtype", "size", "content"), CASES, indirect=["backend"])
-def test_every_dtype_size_and_content(backend: Backend, dtype: str, size: int, content: str) -> None:
+CASES = {backend.name: cases_of(backend) for backend in BACKENDS}
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [marked(backend, dtype) for backend in BACKENDS for dtype in CASES[backend.name]],
+    indirect=["backend"],
+)
+def test_every_dtype_size_and_content(backend: Backend, dtype: str) -> None:
     """Each has its moments: NaN goes through to extremes and sums, Inf makes the sum of squares infinite, and both are
-    counted, wherever they are; integers count by their value, bool as 0 and 1, complex numbers by their magnitude."""
+    counted, wherever they are; integers count by their value, bool as 0 and 1, complex numbers by their magnitude. All
+    sizes and contents of a dtype are one test, since each takes less time than a test."""
+    for size, content in CASES[backend.name][dtype]:
+        check_content(backend, dtype, size, content)
+
+
+def check_content(backend: Backend, dtype: str, size: int, content: str) -> None:
     values, odd = draw(content, dtype, size), CONTENTS[content].odd
     check(backend, backend.tensor(values, dtype))
     if odd:

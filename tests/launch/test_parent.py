@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -296,20 +297,27 @@ def small() -> list[str]:
     return [*prefix, mount]
 
 
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder that is not in /dev/shm, as those of other tests are."""
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("temporary", ["writable", "unusable"])
-def test_a_full_shared_memory_costs_the_board_at_most(small: list[str], tmp_path: Path, temporary: str) -> None:
+def test_a_full_shared_memory_costs_the_board_at_most(small: list[str], on_disk: Path, temporary: str) -> None:
     """It lies in the folder of temporary files; where it cannot, the program takes the place of the parent."""
     if temporary == "unusable":
-        (tmp_path / "probe-0").touch()
+        (on_disk / "probe-0").touch()
     words = " ".join([*PROBE, "--", "sh", "-c", "'echo \"$$:$PROBE_BOARD\"; exit 3'"])
-    command = [*small[:-1], f"{small[-1]} TMPDIR={tmp_path} exec {words}"]
+    command = [*small[:-1], f"{small[-1]} TMPDIR={on_disk} exec {words}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
     pid, _, board = (process.communicate()[0].strip()).partition(":")
     assert process.returncode == 3
     if temporary == "unusable":
         assert (int(pid), board) == (process.pid, "")
     else:
-        assert board.startswith(str(tmp_path))
+        assert board.startswith(str(on_disk))
         assert not Path(board).exists()
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
@@ -74,8 +75,14 @@ def of_guide(folder: Path, *names: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("service")
+def folder() -> Iterator[Path]:
+    """A folder that is not in /dev, where those of tests may be: the service cleans none of the system's."""
+    with TemporaryDirectory() as made:
+        yield Path(made).resolve()
+
+
+@pytest.fixture(scope="module")
+def stage(folder: Path) -> Iterator[Stage]:
     calls, configuration, scratch = folder / "calls", folder / "monitor.json", folder / "scratch"
     configuration.write_text("{}")
     scratch.mkdir()

@@ -96,6 +96,9 @@ def test_a_fault_is_undone_by_a_command_before_one_step(tmp_path: Path, receiver
     stack = loaded(ROOT / "resources" / "stack.py").Stack(
         tmp_path / "stack", step_seconds=0.05, fault_at=None, webhook=receiver.address
     )
+    settings = stack.folder / "prometheus" / "prometheus.yml"
+    often = settings.read_text("utf-8").replace("interval: 15s", "interval: 1s").replace("timeout: 10s", "timeout: 1s")
+    settings.write_text(often, encoding="utf-8")  # else the last target is seen after 15 s
     with stack.running():
         training = stack.parts["training"].process
         wait_for(lambda: len(stack.query("probe_training_step > 0")) == 2)

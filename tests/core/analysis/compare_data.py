@@ -21,6 +21,7 @@ Array = npt.NDArray[np.float64]
 OPS = ("min", "max", "mean", "norm", "zeros", "nans", "infs", "std")
 MODULES = ("embedding", "layers.0.fc1", "layers.0.fc2", "layers.1.fc1", "layers.1.fc2", "head")
 MICRO_STEPS = 2
+STATE = "exp_avg"
 WEIGHT, BIAS = (6, 4), (6,)
 
 
@@ -64,6 +65,7 @@ def write_run(
     number: Callable[[int], int] = lambda step: step,
     steps_per_file: int = 4,
     ops: tuple[str, ...] = OPS,
+    state: bool = False,
     **manifest: Any,
 ) -> Path:
     """Writes a run whose tensors follow from their names and steps alone, changed by ``change``.
@@ -72,6 +74,7 @@ def write_run(
         rename: what modules are called instead.
         signals: what signals are called instead.
         number: what a step is called.
+        state: whether there is that of the optimizer, too; each signal makes a comparison longer.
     """
     ranks = list(ranks)
     for rank in ranks:
@@ -87,7 +90,8 @@ def write_run(
         sink = CsvSink(SinkContext(directory, root, rank, steps_per_file=steps_per_file))
         sink.open()
         for step in steps:
-            found = {s: _changed(s, step, rank, change, made) for s, made in tensors(step, rank).items()}
+            kept = {s: made for s, made in tensors(step, rank).items() if state or s != STATE}
+            found = {s: _changed(s, step, rank, change, made) for s, made in kept.items()}
             batches = [_batch(s, step, made, rename or {}, dtype, ops) for s, made in found.items()]
             named = [_called(batch, signals or {}, number(step)) for batch in batches]
             sink.write(Snapshot(number(step), rank, 0.0, named, ops))
@@ -112,7 +116,7 @@ def tensors(step: int, rank: int) -> dict[str, dict[Key, Array]]:
         "actv": {Key(m, "output", micro): draw("actv", m, (3, 6), micro, rank) for m, micro in forward},
         "actv_grad": {Key(m, "output", micro): draw("grad", m, (3, 6), micro, rank) for m, micro in backward},
         "grad_reduced": {Key(name): draw("reduced", name, shape) for name, shape in parameters.items()},
-        "exp_avg": {Key(name): draw("exp_avg", name, shape) for name, shape in parameters.items()},
+        STATE: {Key(name): draw(STATE, name, shape) for name, shape in parameters.items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""The engine of a Ray cluster: a real one of several nodes, of which one is lost; workers that end; slow ones."""
+"""The engine of a real Ray cluster, of which a node is lost; workers that end; slow ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Connected(NamedTuple):
 @pytest.fixture(scope="module")
 def connected() -> Iterator[Connected]:
     """One cluster of two CPUs for this file."""
-    with ray_cluster(1) as cluster:
+    with ray_cluster(0, cpus=2) as cluster:
         own = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             with engine_of(environ={ADDRESS: cluster.address}) as engine:
@@ -78,16 +78,15 @@ def test_the_signal_handler_of_the_program_stays(connected: Connected) -> None:
 
 @pytest.mark.parametrize("cut", [by_ranks, by_steps])
 def test_results_are_those_of_one_process(connected: Connected, root: Path, cut: Any) -> None:
-    """1, 2, 7 and 64 pieces in any order give the rows that one process reads."""
+    """Pieces in any order, of one rank or of a few steps, give the rows that one process reads."""
     run = last_run(root, Problems())
     with engine_of("local") as local:
         expected = merged(list(read_each(local, table, cut(run), Problems())))
-    for number in (1, 7) if cut is by_ranks else (2, 64):
-        pieces, problems = cut(run, least=number), Problems()
-        random.Random(number).shuffle(pieces)
-        found = merged(list(read_each(connected.engine, table, pieces, problems)))
-        assert found == expected, number
-        assert problems.kept == []
+    pieces, problems = cut(run, least=7 if cut is by_ranks else 20), Problems()
+    random.Random(1).shuffle(pieces)
+    assert len(pieces) >= RANKS
+    assert merged(list(read_each(connected.engine, table, pieces, problems))) == expected
+    assert problems.kept == []
 
 
 def test_results_come_in_the_order_of_pieces(connected: Connected, root: Path) -> None:

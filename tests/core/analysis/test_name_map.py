@@ -64,11 +64,11 @@ def test_renamed_modules_are_compared(tmp_path: Path) -> None:
 
 def test_signals_may_be_called_otherwise(tmp_path: Path) -> None:
     """A signal of A is compared with that of B by the mapping; without one, it is in A alone."""
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", signals={"exp_avg": "moment1"})
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", signals={"grad_reduced": "mean_grad"})
     found = compare(a, b)
-    assert (found.only_signals.a, found.only_signals.b, found.same) == (["exp_avg"], ["moment1"], False)
+    assert (found.only_signals.a, found.only_signals.b, found.same) == (["grad_reduced"], ["mean_grad"], False)
     path = tmp_path / "map.yaml"
-    path.write_text("signals:\n  exp_avg: moment1\n", encoding="utf-8")
+    path.write_text("signals:\n  grad_reduced: mean_grad\n", encoding="utf-8")
     assert compare(a, b, Options(mapping=read(path))).same
 
 
@@ -122,8 +122,8 @@ WRONG = [
     ({"names": ["layers.0"]}, "names: expected names of A, each with that of B; there is list"),
     ({"name": {}}, "unknown key 'name' (nearest: 'names'); there are names, signals"),
     (["layers.0"], 'expected {"names": {...}, "signals": {...}}; there is list'),
-    ({"signals": {"exp_av": "exp_avg"}}, "signals: 'exp_av' is no signal of A (nearest: 'exp_avg')"),
-    ({"signals": {"exp_avg": "moment"}}, "signals: 'moment' is no signal of B"),
+    ({"signals": {"grad_reduce": "actv"}}, "signals: 'grad_reduce' is no signal of A (nearest: 'grad_reduced')"),
+    ({"signals": {"actv": "moment"}}, "signals: 'moment' is no signal of B"),
 ]
 
 

@@ -74,7 +74,7 @@ def whole(root: Path) -> tuple[RecordedRun, Table, Problems]:
         (by_ranks, 64, True),
         (by_steps, 2, False),
         (by_steps, 7, True),
-        (by_steps, 64, False),
+        (by_steps, 11, False),
     ],
 )
 def test_pieces_hold_every_row_once(

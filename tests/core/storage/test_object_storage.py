@@ -344,8 +344,8 @@ def test_what_changes_or_vanishes_is_a_problem(
 
 
 def busy(request: ProxiedRequest) -> Trouble | None:
-    """Trouble: the first two requests of some objects, and of every listing, are answered with 503."""
-    hit = request.is_listing or "/actv_1-" in request.path
+    """Trouble: the first two requests of an object, and of every listing, are answered with 503."""
+    hit = request.is_listing or ("/actv_1-" in request.path and request.path.endswith(".csv"))
     return Trouble(status=503) if hit and request.number <= 2 else None
 
 
