@@ -227,10 +227,10 @@ class ScriptWatch:
                 self._watch([candidate for candidate in candidates if candidate is not None], [owner], prefixed=False)
                 return
         parameters = {id(parameter) for owner in owners for parameter in self._finder.owned(owner)}
-        own = [id(parameter) for parameter in self._finder.parameters(model)] if parameters else []
-        if not parameters.isdisjoint(own):
+        of_model = [id(parameter) for parameter in self._finder.parameters(model)] if parameters else []
+        if not parameters.isdisjoint(of_model):
             self._attach(model, owners)
-        elif own:  # a loss is a module, too
+        elif of_model:  # a loss is a module, too
             self._stranger = weakref.ref(model)
 
     def _attach(self, called: Any, owners: Sequence[Any], late: bool = False) -> None:
@@ -244,8 +244,8 @@ class ScriptWatch:
                 served.append(owner)
             elif called is not None:
                 kind = type(owner).__name__
-                plain = {type(parameter).__name__ for parameter in self._finder.owned(owner)} <= {"Tensor"}
-                level = "info" if plain else "warning"  # as the temperature of an actor: no model can hold a tensor
+                are_plain = {type(parameter).__name__ for parameter in self._finder.owned(owner)} <= {"Tensor"}
+                level = "info" if are_plain else "warning"  # as the temperature of an actor: no model can hold a tensor
                 complain(f"no model holds the parameters of an optimizer ({kind}): it is not watched", level)
         if served:
             self._watch(everything.outermost(owned_models), served, prefixed=True, late=late)

@@ -177,10 +177,10 @@ class _Life:
 def life(root: torch.Tensor) -> list[Callable[[], object]]:
     """Return a function that returns something as long as the graph of ``root`` exists; nothing if none can."""
     with torch._C.DisableTorchFunction():
-        kept = getattr(root.grad_fn, "metadata", None)
-    if kept is None:
+        metadata = getattr(root.grad_fn, "metadata", None)
+    if metadata is None:
         return []
-    kept["probe"] = made = _Life()  # what a node keeps for anomaly detection, lives with it
+    metadata["probe"] = made = _Life()  # what a node keeps for anomaly detection, lives with it
     return [weakref.ref(made)]
 
 
@@ -601,13 +601,13 @@ def _reads_on(kind: str, node: Any) -> tuple[int, torch.Tensor] | None:
     inputs, weight = (_saved(node, name) if kind == "Convolution" else None for name in ("input", "weight"))
     if inputs is None or weight is None or weight.dim() != 3 or node._saved_transposed or node._saved_stride != (1,):
         return None
-    size, (spread,), (left,) = int(weight.shape[2]), node._saved_dilation, node._saved_padding
-    right, before = left, _behind(node)
+    size, (spread,), (begin,) = int(weight.shape[2]), node._saved_dilation, node._saved_padding
+    end, before = begin, _behind(node)
     if _kind(before) == "ConstantPadNd" and len(ends := before._saved_pad) >= 2:
-        left, right = left + ends[0], right + ends[1]
-    length = int(inputs.shape[2]) + 2 * node._saved_padding[0] - left - right
-    ahead = [place for place in range(size) if place * spread > left]
-    if left + right != spread * (size - 1) or not ahead:
+        begin, end = begin + ends[0], end + ends[1]
+    length = int(inputs.shape[2]) + 2 * node._saved_padding[0] - begin - end
+    ahead = [place for place in range(size) if place * spread > begin]
+    if begin + end != spread * (size - 1) or not ahead:
         return None
     return length, weight[:, :, ahead[0] :].abs().amax()
 

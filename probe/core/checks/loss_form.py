@@ -453,8 +453,8 @@ class InvertedWeights(OfShapes):
             return None
         self._weights, self._counts = table[:, 0], table[:, 1] + (self._counts if self._graphs else 0)
         self._graphs += 1
-        known = (self._weights > 0) & (self._counts >= FEWEST_LABELS)
-        weights, counts = self._weights[known], self._counts[known]
+        counted = (self._weights > 0) & (self._counts >= FEWEST_LABELS)
+        weights, counts = self._weights[counted], self._counts[counted]
         more = counts[:, None] >= MORE * counts
         is_between = (more.any(axis=0) & more.any(axis=1)).any()
         if self._graphs < WEIGHED or not is_between or (weights[:, None] < HEAVIER * weights)[more].any():

@@ -69,7 +69,7 @@ class PastNumbers:
     """
 
     latest: ClassVar[deque[tuple[int, int]]] = deque(maxlen=8)
-    """Those of the latest updates by any optimizer that has made some, each with the number of its parameters."""
+    """Hashes after the latest updates of optimizers that have begun, with the number of their parameters."""
 
     def __init__(self, model: int) -> None:
         self._model, self._hashes = model, dict[int, None]()
@@ -77,7 +77,7 @@ class PastNumbers:
     def goes_on(self, rows: npt.NDArray[np.float64]) -> bool:
         """Return whether parameters that were never updated have the numbers that an optimizer has left in others."""
         number = 0 if self._hashes else hash(rows.tobytes())
-        return any(number == left and model != self._model for left, model in self.latest)
+        return any(number == later and model != self._model for later, model in self.latest)
 
     def knows(self, rows: npt.NDArray[np.float64]) -> bool:
         """Return whether all parameters had these numbers after an update."""

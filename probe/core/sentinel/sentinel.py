@@ -86,7 +86,7 @@ class Sentinel:
         self._made = 0
         """Updates of all optimizers so far."""
         self._begun: deque[int] = deque(maxlen=MOST_MADE)
-        """That number at the beginnings of the latest backwards, each once."""
+        """Updates so far at the beginnings of the latest backwards, each number once."""
         self._updating: dict[int, _Update] = {}
         """Updates that have begun, by the identity of the optimizer."""
 
