@@ -159,6 +159,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return crashed
 
         def _reschedule(self, node: Any) -> None:
+            if node not in self.registered_collections:  # it has just replaced one that died, and still collects
+                return
             super()._reschedule(node)
             if self.workqueue and self._pending_of(self.assigned_work[node]) == 1:
                 super()._reschedule(node)  # a process runs a test once it knows the next

@@ -369,7 +369,7 @@ def test_the_second_query_reads_the_answers_alone(root: Path) -> None:
 
     with open_run(root, Unused()) as run:
         for second, message in (
-            ("FROM actv", "there is no table 'actv'; there is mapped"),
+            ("FROM actv", "there is no table of the reduce query 'actv'; there is mapped"),
             ("SELECT tpo FROM mapped", "there is no column 'tpo'; did you mean top?"),
             ("FROM read_csv('/etc/passwd')", "the function read_csv cannot be read from"),
         ):
