@@ -31,6 +31,13 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _earlier_objects() -> None:
+    """Those of other tests in this process are left out of collections, which else take seconds."""
+    gc.collect()
+    gc.freeze()
+
+
 def in_use() -> int:
     """Bytes that are allocated and not freed, in this process."""
     gc.collect()
