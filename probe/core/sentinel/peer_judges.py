@@ -61,7 +61,9 @@ class SameData:
         self._last = float("nan")
         self._varies = False
         self._labels: set[int] | None = set()
-        """Digests of labels that were equal on all ranks; None once they are known, or were not equal."""
+        """Digests of labels that were equal on all ranks; None once data are known to be the same, or are not."""
+        self._by_labels = False
+        """True once labels have shown that data are the same: gradients and losses then say no more."""
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
         """Yield a finding when ranks begin to see the same."""
@@ -69,12 +71,14 @@ class SameData:
         if self._labels is not None:
             self._labels = self._labels | labels - {0} if len(labels) == 1 else None
             if self._labels is not None and len(self._labels) == BATCHES_SAME:
-                self._labels = None
+                self._labels, self._by_labels = None, True
                 yield self._finding(message("labels"), step, max(0, step - BATCHES_SAME), lines)
         tables = stacked([line.unreduced for line in lines])
         if tables is not None:
             same = np.array_equal(tables, np.broadcast_to(tables[0], tables.shape), equal_nan=True)
-            if self._gradients.completes(same and bool(np.nan_to_num(tables[0]).any()), step):
+            is_same = self._gradients.completes(same and bool(np.nan_to_num(tables[0]).any()), step)
+            if is_same and not self._by_labels:
+                self._labels = None
                 yield self._finding(message("gradients before any reduction"), step, self._gradients.since, lines)
         else:
             yield from self._judge_losses(step, lines)
@@ -84,7 +88,7 @@ class SameData:
         same = bool(np.isfinite(losses[0])) and all(loss == losses[0] for loss in losses)
         self._varies = same and (self._varies or (losses[0] != self._last and not np.isnan(self._last)))
         self._last = losses[0] if same else float("nan")
-        if self._losses.completes(self._varies, step):
+        if self._losses.completes(self._varies, step) and not self._by_labels:
             yield self._finding(message("losses"), step, self._losses.since, lines)
 
     def _finding(self, subject: str, step: int, since: int, lines: Sequence[RankLine]) -> CheckFinding:

@@ -323,3 +323,13 @@ def test_equal_labels_show_the_same_data_where_dropout_makes_other_gradients() -
     assert (finding.check, finding.since, finding.step, finding.ranks) == (SAME, 1, 4, (0, 1))
     assert found(group(2), line(lambda *_: 5)) == []
     assert found(group(2), line(lambda rank, step: step + 40 * rank)) == []
+
+
+@pytest.mark.parametrize("first", [1, 9])  # labels show it first, or gradients do
+def test_the_same_data_are_one_finding(first: int) -> None:
+    """Whatever shows them."""
+
+    def line(_: int, step: int) -> RankLine:
+        return healthy(0, step)._replace(labels=max(step - first, 0))
+
+    assert [finding.check for finding in found(group(2), line)] == [SAME]
