@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,8 +68,6 @@ def asking(runs: Path, folder: Path) -> Iterator[AgentClient]:
     server = mcp.StdioServerParameters(
         command=quick_python(*MODULES), args=["-m", "probe", "mcp", str(runs)], env=environment, cwd=folder
     )
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(mcp.Client(mcp.stdio_client(server))) as client,
-    ):
-        yield AgentClient(portal, client)
+    client = mcp.Client(mcp.stdio_client(server, errlog=sys.__stderr__))  # else what was sys.stderr at its first import
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(client) as session:
+        yield AgentClient(portal, session)
