@@ -77,7 +77,7 @@ class PastNumbers:
     def goes_on(self, rows: npt.NDArray[np.float64]) -> bool:
         """Return whether parameters that were never updated have the numbers that an optimizer has left in others."""
         number = 0 if self._hashes else hash(rows.tobytes())
-        return any(number == later and model != self._model for later, model in self.latest)
+        return any(number == later and model != self._model for later, model in [*self.latest])  # others add
 
     def knows(self, rows: npt.NDArray[np.float64]) -> bool:
         """Return whether all parameters had these numbers after an update."""

@@ -36,6 +36,7 @@ LOOKS = frozenset({3, 13, 23})
 MOST_LOOKED = 4
 """Optimizers of which they are looked for."""
 MOST_MADE = 16
+"""Numbers of updates at the beginnings of backwards that are remembered."""
 MOST_BACKWARDS = 4096
 """Backwards that are remembered until the next update, of an optimizer that may never be updated."""
 
