@@ -60,6 +60,8 @@ class SameData:
         self._gradients, self._losses = Streak(STEPS_SAME), Streak(STEPS_SAME_LOSS - 1)
         self._last = float("nan")
         self._varies = False
+        self._first: int | None = None
+        """Step of the first update that was compared."""
         self._labels: set[int] | None = set()
         """Digests of labels that were equal on all ranks; None once data are known to be the same, or are not."""
         self._by_labels = False
@@ -67,12 +69,13 @@ class SameData:
 
     def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
         """Yield a finding when ranks begin to see the same."""
+        self._first = step if self._first is None else self._first
         labels = {line.labels for line in lines}
         if self._labels is not None:
             self._labels = self._labels | labels - {0} if len(labels) == 1 else None
             if self._labels is not None and len(self._labels) == BATCHES_SAME:
                 self._labels, self._by_labels = None, True
-                yield self._finding(message("labels"), step, max(0, step - BATCHES_SAME), lines)
+                yield self._finding(message("labels"), step, self._first, lines)
         tables = stacked([line.unreduced for line in lines])
         if tables is not None:
             same = np.array_equal(tables, np.broadcast_to(tables[0], tables.shape), equal_nan=True)
