@@ -51,13 +51,16 @@ NUMPY := "numpy<2; python_version < '3.13'"
 # The last that works with numpy 1; later ones install beside it all the same, and cannot be imported.
 PYARROW := "pyarrow<26; python_version < '3.13'"
 
+# What is never imported need not be compiled: for all, that takes as long as pip's own work.
+INSTALL := -m pip install --no-compile
+
 docs_in = $(VENV)/bin/sphinx-build --fail-on-warning --keep-going -q -b html $(if $(1),-D language=$(1)) docs build/docs$(addprefix -,$(1))
 
 NEWEST := $(filter deepspeed==0.19.8 megatron-core==0.16.1,$(VERSIONS))
 # Some are built here, by programs that their sources look for on the path.
-apart = PATH="$$(cd $(1)/bin && pwd):$$PATH" DS_BUILD_OPS=0 $(1)/bin/python -m pip install --upgrade --no-deps --no-build-isolation \
+apart = PATH="$$(cd $(1)/bin && pwd):$$PATH" DS_BUILD_OPS=0 $(1)/bin/python $(INSTALL) --upgrade --no-deps --no-build-isolation \
 	--target $(1)/versions/$(subst ==,-,$(2)) $(2)
-with_needs = $(1)/bin/python -m pip install --upgrade --target $(1)/versions/$(subst ==,-,$(2)) $(2) \
+with_needs = $(1)/bin/python $(INSTALL) --upgrade --target $(1)/versions/$(subst ==,-,$(2)) $(2) \
 	$(needs_of_$(firstword $(subst ==, ,$(2))))
 define newline
 
@@ -92,7 +95,7 @@ define TYPES
 endef
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-fast test-versions check docs messages pictures reference dashboards stack bench bench-compare gpu dist bundle clean browser servers compilers always
+.PHONY: venv demo test test-needs test-fast test-versions check docs messages pictures reference dashboards stack bench bench-compare gpu dist bundle clean browser servers compilers always
 
 venv: $(VENV)/.ready
 
@@ -100,7 +103,12 @@ demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
 	@$(VENV)/bin/probe demo $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(SEED),--seed "$(SEED)") \
 		$(if $(FAULT),--fault "$(FAULT)") $(if $(STEPS),--steps "$(STEPS)") $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
-test: $(VENV)/.ready $(NUMPY2)/.ready browser servers compilers
+test: $(VENV)/.ready test-needs
+
+# What the tests need beside the environment of the check.
+test-needs: $(NUMPY2)/.ready browser servers compilers
+
+test:
 	@status=0; set -x; \
 	$(VENV)/bin/python $(PYTEST) --junit-xml=$(VENV)/times.xml $(ARGS) || status=$$?; \
 	$(NUMPY2)/bin/python $(PYTEST) -m "not torch and not mindspore" $(UNDER_NUMPY2) || status=$$?; \
@@ -118,10 +126,9 @@ test-versions:
 check: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --num-workers 2
 	$(TYPES)
-	$(call docs_in)
-	$(call docs_in,zh_CN)
+	$(call docs_in) & $(call docs_in,zh_CN) && wait $$!
 
 # A LANGUAGE of the environment has another meaning and other values.
 docs: $(VENV)/.ready
@@ -198,7 +205,7 @@ DEMO := -e ".[tensorboard,analysis,services]"
 # Installs for the demonstration: its log is printed where that fails.
 define quietly
 @echo "Installing $(1) and probe into $(VENV): a minute or two; what pip prints is in $(VENV)/setup.log"
-@$(VENV)/bin/python -m pip install $(2) > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
+@$(VENV)/bin/python $(INSTALL) $(2) > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
 @touch $@
 endef
 
@@ -213,7 +220,7 @@ $(VENV)/.ready: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
 	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
-	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) $(PYARROW) -e ".[tensorboard,analysis,arrow,s3,alerts,services,agents,otlp,logs,ray,test,parallel,check,package,docs]"
+	$(VENV)/bin/python $(INSTALL) $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) $(PYARROW) -e ".[tensorboard,analysis,arrow,s3,alerts,services,agents,otlp,logs,ray,test,parallel,check,package,docs]"
 	$(foreach version,$(VERSIONS),$(call apart,$(VENV),$(version))$(newline))
 	$(foreach version,$(TRACKERS),$(call with_needs,$(VENV),$(version))$(newline))
 	@if command -v npm >/dev/null; then \
@@ -228,16 +235,16 @@ $(VENV)/.demo-mindspore: $(PACKAGING) | $(VENV)/.created
 	$(call quietly,MindSpore,$(MINDSPORE) $(NUMPY) $(DEMO))
 
 $(NUMPY2)/.ready: $(PACKAGING) | $(NUMPY2)/.created
-	$(NUMPY2)/bin/python -m pip install "numpy>=2" -e ".[tensorboard,analysis,s3,alerts,services,test]"
+	$(NUMPY2)/bin/python $(INSTALL) "numpy>=2" -e ".[tensorboard,analysis,s3,alerts,services,test]"
 	touch $@
 
 $(BENCH)/.ready: $(PACKAGING) | $(BENCH)/.created
-	$(BENCH)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(EXISTING_TOOL) $(NUMPY) -e ".[tensorboard,analysis,deepspeed]"
+	$(BENCH)/bin/python $(INSTALL) $(TORCH) $(MINDSPORE) $(EXISTING_TOOL) $(NUMPY) -e ".[tensorboard,analysis,deepspeed]"
 	$(foreach version,$(NEWEST),$(call apart,$(BENCH),$(version))$(newline))
 	touch $@
 
 $(DIST)/.ready: Makefile | $(DIST)/.created
-	$(DIST)/bin/python -m pip install --upgrade $(DIST_TOOLS)
+	$(DIST)/bin/python $(INSTALL) --upgrade $(DIST_TOOLS)
 	touch $@
 
 $(VENV)/.created $(NUMPY2)/.created $(BENCH)/.created $(DIST)/.created:
