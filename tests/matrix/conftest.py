@@ -14,6 +14,7 @@ from tests.matrix.known_differences import KNOWN_DIFFERENCES, without
 from tests.required import require
 
 FOLDER = Path(__file__).parent
+COMPILED = ("test_metrics", "test_promises", "test_signals")
 os.environ.setdefault("GLOG_v", "4")  # MindSpore logs its warnings to the terminal
 
 
@@ -31,6 +32,14 @@ def framework(request: pytest.FixtureRequest) -> Harness:
 def _freeze_what_is_there() -> None:
     """Tests of a file that collect garbage, or look at all objects, do so among their own."""
     _freeze()
+
+
+@pytest.fixture(autouse=True)
+def _updates_as_written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each optimizer of MindSpore compiles its update, for longer than most tests take. Those of the signals do, and
+    those of :mod:`tests.mindspore`; in others its Python runs."""
+    if request.path.stem not in COMPILED:
+        monkeypatch.setenv("MS_JIT", "0")
 
 
 def _freeze() -> None:

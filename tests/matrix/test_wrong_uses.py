@@ -464,14 +464,20 @@ def test_a_wrong_attachment(parts: Parts, name: str) -> None:
 @pytest.mark.parametrize("package", ["pytorch", "mindspore"])
 @pytest.mark.parametrize(("place", "name"), [(0, "model"), (2, "optimizer")])
 def test_a_number_is_neither_model_nor_optimizer(package: str, place: int, name: str) -> None:
-    """Each adapter names the types that it takes."""
+    """Each adapter names the types that it takes, and a monitor of the same configuration goes on."""
     require({"pytorch": "torch"}.get(package, package))
     harness = import_module(f"tests.matrix.{package}_harness")
     model = tiny_net(harness)
     given = [model, 1, harness.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)]
+    before = harness.TrainerMon(WG)
+    before.set_monitor(*given)
+    loop = harness.loop(model, given[2])
     given[place] = 3
     wrong = Use(None, f"set_monitor: {name}", "expected a", "got <class 'int'>", "; pass the ")
     check(wrong, lambda: harness.TrainerMon(WG).set_monitor(*given))
+    train_step(loop, *inputs(harness))
+    assert before.step == 1
+    before.stop()
 
 
 VERBS: dict[str, Use] = {

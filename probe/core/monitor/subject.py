@@ -91,6 +91,18 @@ class Subject:
         )
         return replace(self, model=model, optimizer=[*optimizers])
 
+    def check_types(self, settings: Settings) -> None:
+        """Refuse models and optimizers that are of another type, or cannot be watched as ``settings`` say.
+
+        Raises:
+            ValueError: naming the expectation and the actual type.
+        """
+        hooked = {"xy_distribution": settings.xy_distribution or settings.print_struct}
+        for model in self.models:
+            self.framework.hooks.check_model(model, settings.model_copy(update=hooked))
+        for optimizer in self.optimizers:
+            self.framework.hooks.check_optimizer(optimizer)
+
     def run(self, plan: Plan, step: int, directory: Path | None = None) -> Run:
         """Return the run that ``plan`` watches from ``step`` on.
 
@@ -98,13 +110,9 @@ class Subject:
             ValueError: if the model, an optimizer or a group cannot be watched.
         """
         settings, hooks = plan.settings, self.framework.hooks
+        self.check_types(settings)
         chunks = [(0, model) for model in self.models] if self.is_named else list(enumerate(self.models))
         optimizers = [*self.optimizers]
-        hooked = {"xy_distribution": settings.xy_distribution or settings.print_struct}
-        for _, model in chunks:
-            hooks.check_model(model, settings.model_copy(update=hooked))
-        for optimizer in optimizers:
-            hooks.check_optimizer(optimizer)
         settings = target_aliases.read(settings, target_aliases.there(hooks, chunks))
         needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
         selection = Selection(settings.targets, settings.all_xy, settings.forward_only, settings.backward_only)

@@ -158,6 +158,7 @@ class Monitor(AssignedSettings):
             attachment.end()
         subject = Subject.of(self.framework, arguments.read(*args, **kwargs), self._main_grad)
         if not self.automatic:
+            subject.check_types(self.settings)  # a call that is refused ends no other run
             self._replace_others(subject)
         try:
             self._attachment = Attachment(
