@@ -176,6 +176,7 @@ def test_activations_of_every_dtype(framework: Harness, dtype: str, size: int) -
         assert (line["shape"], line["dtype"]) == (str([size]), str(framework.DTYPES[dtype]))
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
 def test_an_empty_tensor(framework: Harness, shape: tuple[int, ...]) -> None:
     """No extremes, no mean, no fraction, no std; a norm of 0, and neither NaN nor Inf."""

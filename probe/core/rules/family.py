@@ -216,8 +216,9 @@ class Family:
             judged &= np.array([len(shape) > 1 for shape in batch.shapes])
         rows = self.history.rows(batch)
         rows_held = rows[rows >= 0]
+        sizes = np.maximum(elements[rows >= 0], 1)  # empty ones are not judged
         self.history.of("kind")[rows_held] = kinds[rows >= 0]
-        self.history.of("floor")[rows_held] = FLOORS[self._signal] * np.sqrt(1 + SMALL / elements[rows >= 0])
+        self.history.of("floor")[rows_held] = FLOORS[self._signal] * np.sqrt(1 + SMALL / sizes)
         halves = np.where(judged & (rows >= 0), halves, np.nan)
         is_odd = has_shapes and self._signal in OUTPUTS and self._have_other_sizes(rows_held, elements[rows >= 0])
         if self._signal in TRAINED:
