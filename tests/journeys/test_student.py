@@ -71,7 +71,7 @@ def test_the_layer_and_the_step_are_in_the_first_line(tmp_path: Path, option: st
     lines = done.stderr.partition(head)[2].splitlines()
     assert any(line.startswith("probe:   > blocks.0.n1.") and "NaN" in line for line in lines)
     assert any(line.startswith("probe:   open: probe view 'monitor_output/") for line in lines)
-    assert len(done.stderr.splitlines()) < 25
+    assert len(done.stderr.splitlines()) < 25, done.stderr
     later = probe(tmp_path, "anomalies", "--json")
     verdict = json.loads(later.stdout)["verdict"]
     assert (verdict["grade"], verdict["since"]) == ("critical", bad)
