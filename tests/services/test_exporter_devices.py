@@ -288,8 +288,9 @@ def test_a_command_takes_the_place_of_the_readings(tmp_path: Path) -> None:
         assert exporter.scrape().of("gpu_utilization_percent") == []
         put(mode, "good")
         exporter.wait_for("gpu_utilization_percent", 50)
-        children = psutil.Process(exporter.process.pid).children()
-        assert len(children) == 2
+        process = psutil.Process(exporter.process.pid)
+        wait_for(lambda: len(process.children()) == 2)  # those that have ended are waited for by and by
+        children = process.children()
         assert exporter.end() == 0
         wait_for(lambda: all(map(is_over, children)))
 
