@@ -25,6 +25,8 @@ class _Unfinished(NamedTuple):
     outputs: int
 
 
+SPACES = "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::"
+"""Beginnings of the names of operators that are looked at."""
 _in_flight: dict[int, _Unfinished] = {}
 """Unfinished collectives by the address of an output, which is also torch's key for waiting."""
 
@@ -37,12 +39,12 @@ def changes() -> Iterator[Undo]:
 
 
 def _operators() -> Iterator[Any]:
-    for space in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
-        names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(f"{space}::")}
-        for name in sorted(names):
-            packet = getattr(getattr(torch.ops, space), name.partition("::")[2])
-            if any(argument.name == "group_name" for argument in packet.default._schema.arguments) or _waits(packet):
-                yield packet
+    names = torch._C._dispatch_get_all_op_names()  # of thousands, with their overloads (torch 2.4 to 2.13)
+    for name in sorted({name.partition(".")[0] for name in names if name.startswith(SPACES)}):
+        space, _, operator = name.partition("::")
+        packet = getattr(getattr(torch.ops, space), operator)
+        if any(argument.name == "group_name" for argument in packet.default._schema.arguments) or _waits(packet):
+            yield packet
 
 
 def _waits(packet: Any) -> bool:
