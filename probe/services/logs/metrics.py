@@ -21,8 +21,8 @@ Metrics = dict[str, Number]
 MOST = 128
 """Largest number of metrics of one line."""
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
-    rb"[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset)"
+    rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(?:epoch ?\()?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
+    rb"[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset|\]\[)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 COUNTS = frozenset(
@@ -35,6 +35,8 @@ TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batche
 SECONDS = frozenset({"step_time", "epoch_time", "validation_time", "time"})
 CLOCKED = SECONDS | {"train_seconds"}
 """Times that some programs write as on a clock, which are left out."""
+OF_CLOCKS = CLOCKED | {"loss"}
+"""Names before a time of day: ``Tot: 0:01:12``."""
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
 TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
@@ -70,6 +72,8 @@ EPOCH = Expression(
     rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[( ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
+OF_EPOCH = Expression(rb"\bEpoch ?\((?:val|test)\) ?\[(\d{1,6})\]()")
+"""Epoch of an evaluation: ``Epoch(val) [12][5000]``."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
 """Count before its name: ``finished 120 iterations``."""
@@ -96,8 +100,8 @@ BRACKETED = Expression(
     rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>-])\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
 )
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
-COLUMN = Expression(rb"^\s{0,8}(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z])")
-"""Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``."""
+COLUMN = Expression(rb"^\s{0,8}\[?(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z]|\] {1,4}[A-Za-z])")
+"""Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``, ``[1230] loss: 5.4``."""
 PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
 """Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
 OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6}): {1,8}(\d{1,9})/(\d{1,9})\] ")
@@ -161,7 +165,8 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     if _may_have_fields(low):
         if b"epoch" in low or b"train" in low or b": [" in low:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
-            _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
+            for expression in (BEHIND, OF_EPOCH) if b"epoch" in low else ():
+                _counts(expression, ("epoch", "total_epochs"), line, metrics)
         _fields(_of_training(line, metrics) if b"al" in line or b" [" in line else line, metrics)
         _without_names(line, low, metrics)
     _of_formats(line, low, metrics)
@@ -260,7 +265,7 @@ def _may_have_fields(low: bytes) -> bool:
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
         or b"batch" in low or b"tok" in low or b"obj" in low or b"learn" in low or b"peak" in low
-        or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
+        or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low or b"tot " in low
     )  # fmt: skip
 
 
@@ -407,7 +412,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if (
             not known
             or _no_unit_of(known, unit, text, second)
-            or (known in CLOCKED and CLOCK.match(line[found.end(4) :]))
+            or (known in OF_CLOCKS and CLOCK.match(line[found.end(4) :]))
         ):
             continue
         if not sign and found.group(7) is None and known not in COUNTERS:

@@ -12,7 +12,7 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
+    "loss": "loss, lm loss, tot loss, tot, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
     "cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "objective": "objf, objective function",
     "learning_rate": "learning rate",
@@ -79,7 +79,7 @@ HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 """Boundary of words within ``SamplesPerSec``."""
 COUNTERS = frozenset({"step", "epoch", "batch"})
 """Numbers that count; one may follow its name within a sentence: ``at step 150 the``."""
-ALONE = frozenset({"scale", "norm", "cost"})
+ALONE = frozenset({"scale", "norm", "cost", "tot"})
 """Names that other words before them make another quantity: ``logit scale``."""
 SIGNED = frozenset({"it", "grad", "learn"})
 """Names that are words: a sign must follow them."""

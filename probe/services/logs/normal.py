@@ -6,6 +6,8 @@ other modules need not know it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from probe.services.logs.expressions import Expression
 
 NUMBER = (
@@ -50,10 +52,22 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
 GLUED = Expression(
-    rb"(?i)(^|[ (\[>,])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)[-_]?(\d{1,9})"
-    rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|)\]])"
+    rb"(?i)(^|[ (\[>,|])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)[-_]?(\d{1,9})"
+    rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|)\]/])"
 )
-"""Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``."""
+"""Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``, ``ep70 |``."""
+DASHED = Expression(rb"(^|[ ,;|])([A-Za-z][A-Za-z_]{1,16})-(\d{1,9}(?:\.\d{1,12})?)\b")
+"""Names and numbers with a dash between: ``step-50 loss-0.23``."""
+LETTERS = Expression(rb"(^|[ \[|])E(\d{1,6}/\d{1,6})[ |,\]\[]{1,4}B(\d{1,9}/\d{1,9})")
+"""Counts of wholes behind a letter: ``E003/100 B0050/1000``."""
+ALTERNATE = Expression(rb"(^|,) {0,2}([A-Za-z][\w/ ]{0,32}), {0,2}(" + NUMBER + rb")")
+"""Name and number between commas: ``step,50,loss,0.23``."""
+OF_WHOLE = Expression(rb"\b(\d{1,6}(?:\.\d{1,6})?)([kKM])/(\d{1,6}(?:\.\d{1,6})?)([kKM])\b")
+"""Count of a whole in thousands: ``1.2k/10k``."""
+DURATION = Expression(
+    rb"(?i)\b((?:(?:epoch|step|iter|iteration)[ _]time|took)[:=]? {1,2})(?:(\d{1,3})h:? ?)?(\d{1,4})m:? ?(\d{1,2}(?:\.\d{1,9})?)s\b"
+)
+"""Time in hours, minutes and seconds: ``Epoch Time: 1m 23s``."""
 NAMED = Expression(rb"(\d) ([A-Za-z]{1,10}/s(?:ec)?|it|s|min)(=|: {0,4}[-\d.])")
 """Unit that is the name of the next field: ``lr=1e-4 tok/s=120``."""
 PADDED = Expression(rb" {2,64}= {1,32}")
@@ -76,6 +90,7 @@ OF_ROWS = {b"avg": b"loss", b"rate": b"learning rate"}
 """Names that mean that in such a row alone."""
 PIPED = b"elapsed time per iteration"
 """Words of a line of Megatron-LM, all of whose fields are ``name: number``."""
+THOUSANDS = {b"k": 1e3, b"m": 1e6}
 FEWEST = 3
 """Smallest number of such parts in a row."""
 
@@ -108,13 +123,41 @@ def _separated(line: bytes) -> bytes:
         line = PRINTED.replace(line, rb"\1")
     if b"/s" in line or b" it=" in line or b" it:" in line or b" s=" in line:
         line = NAMED.replace(line, rb"\1, \2\3")
-    if b"poch" in line or (b"loss" in line and (b"ep" in line or b"iter" in line)):
-        line = GLUED.replace(line, rb"\1\2 \3 \4 \5\6")
+    if b"poch" in line or (b"ep" in line and (b"loss" in line or b"|" in line)) or (b"loss" in line and b"iter" in line):
+        line = GLUED.replace(line, _counted)
+    if b" loss-" in line:
+        line = DASHED.replace(line, rb"\1\2 \3")
+    if b"/" in line and b"%|" not in line:
+        line = _of_wholes(line)
+    if b"m" in line and (b"ime" in line or b"took" in line):
+        line = DURATION.replace(line, _seconds)
     if b"epochs" in line:
         line = FRACTION.replace(line, rb"epoch\1")
     if b" - " in line and b"loss: " in line:
         line = RUN_ON.replace(line, rb"\1 \2")
     return line
+
+
+def _counted(found: Any) -> bytes:
+    before, name, *rest = (part or b"" for part in found.groups())
+    return before + b" ".join([b"epoch" if name.lower() == b"ep" else name, *rest[:-1]]) + rest[-1]
+
+
+def _of_wholes(line: bytes) -> bytes:
+    """Return a line with counts of wholes as numbers, behind the words that letters stand for."""
+    if b"E" in line and b"B" in line:
+        line = LETTERS.replace(line, rb"\1epoch \2 batch \3")
+    return OF_WHOLE.replace(line, _thousands) if b"k/" in line or b"M/" in line or b"K/" in line else line
+
+
+def _thousands(found: Any) -> bytes:
+    done, sign, total, of = found.groups()
+    return b"%d/%d" % (float(done) * THOUSANDS[sign.lower()], float(total) * THOUSANDS[of.lower()])
+
+
+def _seconds(found: Any) -> bytes:
+    name, hours, minutes, seconds = found.groups()
+    return b"%b%g s" % (name, 3600 * int(hours or 0) + 60 * int(minutes) + float(seconds))
 
 
 def _ordered(line: bytes) -> bytes:
@@ -131,7 +174,9 @@ def _ordered(line: bytes) -> bytes:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
         line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
-    if (
+    if (b"step," in line or b"epoch," in line or b"iter," in line) and ALTERNATE.match(line):
+        line = ALTERNATE.replace(line, rb"\1\2: \3")
+    elif (
         b"," in line
         and (b" loss," in line or b" rate," in line or b" iter," in line)
         and len(parts := line.split(b",", 64)) >= FEWEST
