@@ -55,7 +55,7 @@ FIELD = Expression(
     rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*@-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*@-])|\s\s)|$|[^\w.]|\.{1,3}(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
 the separator after it, which may be a line of a frame."""
@@ -102,6 +102,8 @@ BRACKETED = Expression(
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
 COLUMN = Expression(rb"^\s{0,8}\[?(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z]|\] {1,4}[A-Za-z])")
 """Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``, ``[1230] loss: 5.4``."""
+LABEL = Expression(rb"^(\d{4,9})(): [a-z]")
+"""Step before the fields, too large for a rank: ``12500: loss: 5.4``."""
 PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
 """Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
 OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6}): {1,8}(\d{1,9})/(\d{1,9})\] ")
@@ -204,7 +206,7 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     elif not metrics and (found := (ROW if b"|" in line else TRIPLE).search(line)):
         known = _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
         _put(metrics, "step" if known else "", found.group(3))
-    if b"/s" in low or b"s/" in low or b"s / " in low:
+    if b"/s" in low or b"s/" in low or b"sec/" in low or b"s / " in low:
         _rates(line, metrics)
     if "loss" in metrics and "step_time" not in metrics and (found := CELL.search(line)):
         _put(metrics, "step_time", found.group(1), UNITS.get(found.group(2).decode(), 1.0))
@@ -212,7 +214,7 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
 
 def _counted_so_far(line: bytes, low: bytes, metrics: Metrics) -> None:
     """Add the count of a line about a loss that has no name."""
-    for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN):
+    for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, LABEL):
         _counts(expression, ("step", "total_steps"), line, metrics)
     if b"it [" in line:
         _counts(OPEN_BAR, ("batch" if "epoch" in metrics else "step",), line, metrics)

@@ -24,12 +24,12 @@ WORDS = {
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
     "global iteration, training iteration, iter num, num updates, train num updates, updates, n updates, nupdates, "
     "itn, total train updates, "
-    "current steps, current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
+    "current steps, current step, train step, step i, it, env step, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
     "batch": "batch, trainbatch, batch id, batch idx",
     "time": "time, timer, seconds, dt, time cost, cost time, time taken",
-    "step_time": "step time, per step time, time this iter, iter time, iteration time, step avg, train step timing, "
+    "step_time": "step time, iter dt, per step time, time this iter, iter time, iteration time, step avg, train step timing, "
     "elapsed step time, batch time, batch cost",
     "epoch_time": "epoch time",
     "validation_time": "val time, validation time, eval time",
@@ -54,6 +54,7 @@ WORDS = {
     "train_seconds": "train runtime",
     "exit_code": "exitcode",
     "local_rank": "local rank",
+    "training_cost": "training cost",
 }
 """Our names, and those in logs: lower case, with spaces between words and the units of :data:`SPELLINGS`."""
 NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", ")}
@@ -109,7 +110,7 @@ HELD_OUT = {
     "test": "test_loss",
 }
 OTHERWISE = frozenset(
-    {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
+    {"inner", "micro", "fps", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
     | {"remaining", "elapsed", "every", "per", "job", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
     | {"accumulation", "logging", "prompt", "generation"}
 )

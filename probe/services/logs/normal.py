@@ -52,8 +52,8 @@ SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{
 NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
 GLUED = Expression(
-    rb"(?i)(^|[ (\[>,|])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)[-_]?(\d{1,9})"
-    rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|)\]/])"
+    rb"(?i)(^|[ (\[>,|])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)(?: - |[-_])?(\d{1,9})"
+    rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|()\]/])"
 )
 """Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``, ``ep70 |``."""
 DASHED = Expression(rb"(^|[ ,;|])([A-Za-z][A-Za-z_]{1,16})-(\d{1,9}(?:\.\d{1,12})?)\b")
@@ -70,6 +70,8 @@ DURATION = Expression(
 """Time in hours, minutes and seconds: ``Epoch Time: 1m 23s``."""
 NAMED = Expression(rb"(\d) ([A-Za-z]{1,10}/s(?:ec)?|it|s|min)(=|: {0,4}[-\d.])")
 """Unit that is the name of the next field: ``lr=1e-4 tok/s=120``."""
+SPACED = Expression(rb"(?i)\b(tokens?|samples|examples|images|words|steps|iters?|it) / (s(?:ec(?:ond)?)?)\b")
+"""Unit of a rate that is written with blanks: ``Tokens / Sec``."""
 PADDED = Expression(rb" {2,64}= {1,32}")
 """Equals sign that stands in a column: ``train_loss          =     0.72``."""
 SHORT = (
@@ -123,7 +125,9 @@ def _separated(line: bytes) -> bytes:
         line = PRINTED.replace(line, rb"\1")
     if b"/s" in line or b" it=" in line or b" it:" in line or b" s=" in line:
         line = NAMED.replace(line, rb"\1, \2\3")
-    if b"poch" in line or (b"ep" in line and (b"loss" in line or b"|" in line)) or (b"loss" in line and b"iter" in line):
+    if b" / " in line:
+        line = SPACED.replace(line, rb"\1/\2")
+    if b"poch" in line or b"POCH" in line or (b"ep" in line and (b"loss" in line or b"|" in line)) or (b"loss" in line and b"iter" in line):
         line = GLUED.replace(line, _counted)
     if b" loss-" in line:
         line = DASHED.replace(line, rb"\1\2 \3")

@@ -48,7 +48,7 @@ BROKEN = (
 )
 FAILED = rb"\b[^|]{0,160}\b" + BROKEN
 LINKS = (
-    rb"[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|all_?reduce|"
+    rb"(?:[nhr]|one|[xu])?ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|all_?reduce|"
     rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket|deep_?ep|"
     rb"nvshmem\w{0,4}|ib(?:rc|gda|verbs|v_\w{4,24})|rdma|infiniband|roce"
 )
@@ -82,11 +82,11 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "container_oom critical kernel oom",
         "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error, "
-        "memory limit, memory usage limit, memory budget",
+        "memory limit, memory usage limit, memory budget, exceeded limit",
         rb"cgroup out of memory: kill|constraint_memcg",
         rb"\boom ?killed\b|\boom[_-]kill event",
         rb"\bsrun: error: [^|]{1,80}: out of memory",
-        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)",
+        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)|\bmem \d{1,16}[kmg]?b exceeded limit",
     ),
     _sign(
         "host_oom critical kernel oom",
@@ -192,7 +192,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
+        "nccl warn, unhandled cuda, unhandled system, |ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
@@ -210,7 +210,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\btransport retry count(?:er)? exceeded\b",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
-        rb"\bnccl (?:error|failure)\b",
+        rb"\bnccl (?:error|failure)\b|\bunhandled (?:cuda|system) error\b|\|ccl_error\|",
         rb"\b[nh]ccl watchdog thread terminated with\b",
         rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
         rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
