@@ -55,7 +55,7 @@ FIELD = Expression(
     rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*@-])|\s\s)|$|[^\w.]|\.{1,3}(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2\xc2*@/-])|\s\s)|$|[^\w.]|\.{1,3}(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
 the separator after it, which may be a line of a frame."""
@@ -97,9 +97,16 @@ FIRST = Expression(
 WHOLE = Expression(rb"[a-z\])] {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
 """Count of a whole anywhere before the loss: ``Process 100/3161(3%) average loss: 2.3``."""
 BRACKETED = Expression(
-    rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>-])\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
+    rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>,;\t-]|\d\s)\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
 )
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
+WEAK = Expression(
+    rb"(?i)(?:^|[ ,;|(\[\t])(?:(e|ep|i|it|n_iter|upd|update|mb|minibatch)\.?[ :=#]{1,3}|(E))"
+    rb"(\d{1,9})(?:/(\d{1,9}))?(?:$|[ ,;:|)\]\t])"
+)
+"""Counts behind abbreviations that mean that beside a loss alone: ``ep 3, it 120, loss 2.5``."""
+ABBREVIATED = {b"e": "epoch", b"ep": "epoch", b"mb": "batch", b"minibatch": "batch"}
+"""Our names for those of which most count steps."""
 COLUMN = Expression(rb"^\s{0,8}\[?(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z]|\] {1,4}[A-Za-z])")
 """Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``, ``[1230] loss: 5.4``."""
 LABEL = Expression(rb"^(\d{4,9})(): [a-z]")
@@ -200,6 +207,11 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
         _counts(DONE, ("step", "total_steps"), low, metrics)
     _sum(line, metrics)
     judged = any(name.endswith(("loss", "objective")) for name in metrics)
+    if judged and not {"step", "epoch"} <= metrics.keys():
+        for name, letter, count, total in WEAK.findall(line):
+            known = ABBREVIATED.get((name or letter).lower(), "step")
+            if _put(metrics, known, count):
+                _put(metrics, TOTALS[known], total)
     if judged and "step" not in metrics and "batch" not in metrics:
         _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
         _counted_so_far(line, low, metrics)

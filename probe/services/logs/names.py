@@ -15,10 +15,10 @@ WORDS = {
     "loss": "loss, lm loss, tot loss, tot, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
     "cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "objective": "objf, objective function",
-    "learning_rate": "learning rate",
+    "learning_rate": "learning rate, learn rate, lrate",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, grad",
+    "gradient_norm": "grad norm, gn, grad l2 norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
@@ -89,7 +89,7 @@ PARTS = frozenset(
     | {"disc", "discriminator", "gen", "generator", "dur", "box", "cls", "obj", "mask", "contrastive", "reward"}
 )
 """Words before a loss that make it a part of it, or another model's: ``critic loss``."""
-OF_TRAINING = frozenset({"train", "training"})
+OF_TRAINING = frozenset({"train", "training", "tr", "trn"})
 QUALIFIERS = OF_TRAINING | {
     "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global",
     "total", "reduced", "batch", "epoch",
@@ -160,7 +160,7 @@ def named(name: str) -> str:
     first, _, rest = name.partition(" ")
     if not rest:
         return ""
-    if name.endswith((" avg", " mean")):
+    if name.endswith((" avg", " mean", " total")):
         return named(name.rpartition(" ")[0])
     if first == "loss":  # the other way round
         return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")

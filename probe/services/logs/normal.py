@@ -68,7 +68,7 @@ DURATION = Expression(
     rb"(?i)\b((?:(?:epoch|step|iter|iteration)[ _]time|took)[:=]? {1,2})(?:(\d{1,3})h:? ?)?(\d{1,4})m:? ?(\d{1,2}(?:\.\d{1,9})?)s\b"
 )
 """Time in hours, minutes and seconds: ``Epoch Time: 1m 23s``."""
-NAMED = Expression(rb"(\d) ([A-Za-z]{1,10}/s(?:ec)?|it|s|min)(=|: {0,4}[-\d.])")
+NAMED = Expression(rb"(\d)[ \t]([A-Za-z]{1,10}/s(?:ec)?|it|s|min)(=|: {0,4}[-\d.])")
 """Unit that is the name of the next field: ``lr=1e-4 tok/s=120``."""
 SPACED = Expression(rb"(?i)\b(tokens?|samples|examples|images|words|steps|iters?|it) / (s(?:ec(?:ond)?)?)\b")
 """Unit of a rate that is written with blanks: ``Tokens / Sec``."""
@@ -123,7 +123,7 @@ def _separated(line: bytes) -> bytes:
     each other."""
     if b'] "' in line:
         line = PRINTED.replace(line, rb"\1")
-    if b"/s" in line or b" it=" in line or b" it:" in line or b" s=" in line:
+    if b"/s" in line or b"it=" in line or b"it:" in line or b" s=" in line:
         line = NAMED.replace(line, rb"\1, \2\3")
     if b" / " in line:
         line = SPACED.replace(line, rb"\1/\2")
