@@ -81,8 +81,9 @@ DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (
 SECTION = Expression(rb"[|,;] {0,2}\[?([a-z]{2,10})[\]:] {1,2}[a-z_]{0,8}loss")
 """Begin of the fields of other data: ``, [valid] loss=1.8``, ``| val: loss=1.8``."""
 RATE = Expression(
-    rb"(" + NUMBER + rb")([kKMB]?) ?(?:(tok|tokens|words|samples|examples|images|imgs?|it|iters?|steps?)/s|"
-    rb"(ms|us|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
+    rb"(?:^|[^\d.,]|\.\d{1,12},)(" + NUMBER + rb")([kKMB]?) {0,2}"
+    rb"(?:(tok|tokens|words|samples|examples|ex|seqs?|sequences|images|imgs?|it|iters?|iterations|steps?)/s(?:ec(?:ond)?)?(/[gn]pu|/device)?|"
+    rb"(ms|us|s|sec) {0,2}/ {0,2}(?:step|iter|iteration|batch|it))(?:$|[^\w/])"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
 CELL = Expression(rb"\| {0,4}(" + NUMBER + rb") ?(ms|s) {0,4}(?:$|\|)")
@@ -478,7 +479,8 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     if unit and name.startswith("time/"):
         return ours(name.replace("/", " per ")), unit
     for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s"), ("_s", "s")):
-        if name.endswith(end) and (known := ours(name.removesuffix(end))) in SECONDS:
+        known = ours(name.removesuffix(end)) if name.endswith(end) else ""
+        if (known := "step_time" if known == "step" else known) in SECONDS:
             return known, unit or of_name
     return "", unit
 
@@ -508,8 +510,8 @@ def _divisor(name: str, unit: str) -> float:
 
 
 def _rates(line: bytes, metrics: Metrics) -> None:
-    for text, thousands, name, unit in RATE.findall(line):
-        known = RATES.get(name[:2], "throughput")
+    for text, thousands, name, device, unit in RATE.findall(line.replace(b" ", b"  ")):  # a blank each ends and begins one
+        known = RATES.get(name[:2], "throughput") + ("_per_device" if device else "")
         if name and not (known == "throughput" and b"%|" in line):  # a bar over samples is one of the preparation
             _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
         elif not name and b"%|" not in line:

@@ -63,8 +63,8 @@ SPELLINGS = tuple(
     for spelling, unit in (
         (r"(?: per | ?/ ?)s(?:ec(?:ond)?)?\b", "/s"),
         (r"(?: per |/)(?:[gn]pu|device)\b", "/device"),
-        (r"\b(?:examples?|images?|imgs?|sequences?|records?|rays?|sample)/s", "samples/s"),
-        (r"\b(?:words?|tks|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
+        (r"\b(?:ex|examples?|images?|imgs?|seqs?|sequences?|records?|rays?|sample)/s", "samples/s"),
+        (r"\b(?:words?|tks?|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
         (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),

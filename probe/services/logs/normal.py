@@ -44,7 +44,7 @@ ABOUT = Expression(
 )
 """Sentence about a number: ``objective function for minibatches 40-49 is -3.5``, ``loss at step 100: 1.5``."""
 OF_EPOCH = Expression(
-    rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?epoch( \d{1,6})?(?: is)?|epoch( \d{1,6})? took):? "
+    rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?(epoch)( \d{1,6})?(?: is)?|(epoch|step|iteration)( \d{1,9})? took):? "
 )
 """Sentence about the time of an epoch: ``Time taken for 1 epoch: 630 s``, ``epoch 3 took 630 s``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
@@ -68,7 +68,7 @@ DURATION = Expression(
     rb"(?i)\b((?:(?:epoch|step|iter|iteration)[ _]time|took)[:=]? {1,2})(?:(\d{1,3})h:? ?)?(\d{1,4})m:? ?(\d{1,2}(?:\.\d{1,9})?)s\b"
 )
 """Time in hours, minutes and seconds: ``Epoch Time: 1m 23s``."""
-NAMED = Expression(rb"(\d)[ \t]([A-Za-z]{1,10}/s(?:ec)?|it|s|min)(=|: {0,4}[-\d.])")
+NAMED = Expression(rb"(\d)[ \t]([A-Za-z]{1,10}(?:/| per )[A-Za-z]{1,10}(?:/[A-Za-z]{1,6})?|wps|it|s|min)(=|: {0,4}[-\d.])")
 """Unit that is the name of the next field: ``lr=1e-4 tok/s=120``."""
 SPACED = Expression(rb"(?i)\b(tokens?|samples|examples|images|words|steps|iters?|it) / (s(?:ec(?:ond)?)?)\b")
 """Unit of a rate that is written with blanks: ``Tokens / Sec``."""
@@ -123,7 +123,7 @@ def _separated(line: bytes) -> bytes:
     each other."""
     if b'] "' in line:
         line = PRINTED.replace(line, rb"\1")
-    if b"/s" in line or b"it=" in line or b"it:" in line or b" s=" in line:
+    if b"/s" in line or b"s/" in line or b"c/" in line or b" per " in line or b"it=" in line or b"it:" in line or b" s=" in line:
         line = NAMED.replace(line, rb"\1, \2\3")
     if b" / " in line:
         line = SPACED.replace(line, rb"\1/\2")
@@ -172,8 +172,8 @@ def _ordered(line: bytes) -> bytes:
         line = CHANGED.replace(line, rb"to \1")
     if b"loss " in line or b"objective f" in line or b"accuracy " in line or b"Loss " in line:
         line = ABOUT.replace(line, rb"\1: \3\2")
-    if b"poch" in line and (b"ime " in line or b" took" in line):
-        line = OF_EPOCH.replace(line, rb"epoch\1\2 time: ")
+    if (b"poch" in line and b"ime " in line) or b" took" in line:
+        line = OF_EPOCH.replace(line, rb"\1\3\2\4 time: ")
     if b"loss" in line and b"train" in line:
         line = SHARED.replace(line, rb"\2 \1: ")
     if b"loss " in line and b" | " not in line:
