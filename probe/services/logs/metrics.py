@@ -114,8 +114,8 @@ LABEL = Expression(rb"^(\d{4,9})(): [a-z]")
 """Step before the fields, too large for a rank: ``12500: loss: 5.4``."""
 PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
 """Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
-OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6}): {1,8}(\d{1,9})/(\d{1,9})\] ")
-"""Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``."""
+OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6})[:,] {1,8}(\d{1,9})(?:/(\d{1,9}))?\] ")
+"""Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``, ``[8,    85] loss: 0.004``."""
 PART = Expression(rb"^\s{0,4}([A-Za-z]\w{0,12}):\s{1,4}(\d{1,9}\.\d{1,9}|nan)\s{0,4}$")
 """Cell of a row of parts and their sum: ``B: 5.5 | C: 3.7 | T: 9.2``."""
 PARTS_OF_SUM = 4
@@ -147,7 +147,7 @@ OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epoch|episode)|train|step|iter)[^|]{0,40}$")
+TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epochs?\b|epoch|episode|batch)|train|step|iter)[^|]{0,40}$")
 """Title of a bar that shows training, not a download."""
 
 
@@ -229,6 +229,9 @@ def _counted_so_far(line: bytes, low: bytes, metrics: Metrics) -> None:
     """Add the count of a line about a loss that has no name."""
     for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, LABEL):
         _counts(expression, ("step", "total_steps"), line, metrics)
+    if "epoch" in metrics and metrics["epoch"] == metrics.get("step") and FIRST.search(line):  # ``3/10 * Epoch 3``
+        metrics["total_epochs"] = metrics.pop("total_steps")
+        del metrics["step"]
     if b"it [" in line:
         _counts(OPEN_BAR, ("batch" if "epoch" in metrics else "step",), line, metrics)
     if "total_epochs" not in metrics:
@@ -413,7 +416,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     """Add the fields of a line. One without a sign counts if a separator or the next field follows it."""
     order = 0 if "step" in metrics else 9
     pending: tuple[int, str, bytes, float] | None = None
-    loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
+    bare = loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
         name, sign, text = _name_and_number(found)
         second = found.group(5)
@@ -433,9 +436,12 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if not sign and found.group(7) is None and known not in COUNTERS:
             pending = found.end(), known, text, _divisor(known, unit)
             continue
+        if known == "loss" and name.lower() == "loss" and not bare:
+            metrics.pop("loss", None)
+            bare = True
         if known == "step":
-            if (rank := _order(name)) >= order:
-                continue
+            if (rank := _order(name)) >= order or (order < 9 and line[found.end(4) :][:1] == b"("):
+                continue  # a meter has its mean in parentheses
             order = rank
             _replace_step(number_of(text), metrics)
         if _put(metrics, known, text, _divisor(known, unit)) and second and known in TOTALS:
@@ -537,7 +543,8 @@ def _bar(line: bytes, metrics: Metrics) -> None:
     if rate and rate != b"?" and (value := number_of(rate)):
         metrics["steps_per_second"] = float(value) if unit == b"it/s" else 1.0 / value
     if not title or (named_so := TITLE.search(title)):
-        name = "batch" if title and named_so.group(1) else "step"
+        of = named_so.group(1) if title else None
+        name = "step" if not of else "epoch" if of.startswith(b"epochs") else "batch"
         if not done_unit and not total_unit:
             _put(metrics, name, done)
             _put(metrics, TOTALS[name], total)

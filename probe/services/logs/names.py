@@ -85,7 +85,7 @@ ALONE = frozenset({"scale", "norm", "cost", "tot"})
 SIGNED = frozenset({"it", "grad", "learn"})
 """Names that are words: a sign must follow them."""
 PARTS = frozenset(
-    {"critic", "actor", "policy", "value", "entropy", "surrogate", "kl", "aux", "auxiliary", "balance", "router", "reg"}
+    {"d", "g", "critic", "actor", "policy", "value", "entropy", "surrogate", "kl", "aux", "auxiliary", "balance", "router", "reg"}
     | {"disc", "discriminator", "gen", "generator", "dur", "box", "cls", "obj", "mask", "contrastive", "reward"}
 )
 """Words before a loss that make it a part of it, or another model's: ``critic loss``."""

@@ -44,7 +44,7 @@ ABOUT = Expression(
 )
 """Sentence about a number: ``objective function for minibatches 40-49 is -3.5``, ``loss at step 100: 1.5``."""
 OF_EPOCH = Expression(
-    rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?(epoch)( \d{1,6})?(?: is)?|(epoch|step|iteration)( \d{1,9})? took):? "
+    rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?(epoch)( \d{1,6})?(?: is)?|(epoch|step|iteration)( \d{1,9}(?: ?(?:/|of) ?\d{1,9})?)? took):? "
 )
 """Sentence about the time of an epoch: ``Time taken for 1 epoch: 630 s``, ``epoch 3 took 630 s``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
@@ -75,7 +75,7 @@ SPACED = Expression(rb"(?i)\b(tokens?|samples|examples|images|words|steps|iters?
 PADDED = Expression(rb" {2,64}= {1,32}")
 """Equals sign that stands in a column: ``train_loss          =     0.72``."""
 SHORT = (
-    *((each, b"epoch ") for each in (b"Ep. ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "),
+    *((each, b"epoch ") for each in (b"Ep. ", b"Ep: ", b"[Ep]: ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "),
     (b"al. ", b"al "), (b"'s ", b" "), (b" : Time ", b" : elapsed time "), (b"\xef\xbc\x9a", b": "),
     (b"\xef\xbc\x8c", b", "), (b"' reached ", b"': "),
 )  # fmt: skip

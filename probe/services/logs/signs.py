@@ -82,11 +82,13 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "container_oom critical kernel oom",
         "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error, "
-        "memory limit, memory usage limit, memory budget, exceeded limit",
+        "memory limit, memory usage limit, memory budget, exceeded limit, "
+        "usage exceeded",
         rb"cgroup out of memory: kill|constraint_memcg",
         rb"\boom ?killed\b|\boom[_-]kill event",
         rb"\bsrun: error: [^|]{1,80}: out of memory",
-        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)|\bmem \d{1,16}[kmg]?b exceeded limit",
+        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)|\bmem \d{1,16}[kmg]?b exceeded limit|"
+        rb"\bmemory usage exceeded\b",
     ),
     _sign(
         "host_oom critical kernel oom",
@@ -224,10 +226,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "deadlock high unknown communication",
-        "deadlock, hang, hung, stuck, for more than, detected stall, hard lockup",
+        "deadlock, hang, hung, stuck, for more than, detected stall, hard lockup, watchdog timeout",
         rb"(?:^|[^\w-])(?:deadlock(?:s|ed)?|hangs?|hanging|hung|stuck)(?:$|[^\w=-])",
         rb"task .{1,64} blocked for more than \d{1,9} seconds",
-        rb"\bdetected stalls? on\b|\bhard lockup\b",
+        rb"\bwatchdog timeout(?: \(|[:!.]|$)|\bdetected stalls? on\b|\bhard lockup\b",
     ),
     _sign(
         "gpu_xid high kernel device",
@@ -318,10 +320,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, walltime, wallclock, wall time, time limit, thread limit, cpu limit, due to preemption, "
+        "cancelled at, job was , walltime, wallclock, wall time, time limit, thread limit, cpu limit, due to preemption, "
         "preempted, forcing job, force terminated, been revoked, got signal, caught signal, received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
-        rb"\bcancelled at\b",
+        rb"\bcancelled at\b|\bjob was (?:evicted|aborted|removed)\b",
         rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,24}\b(?:wall ?(?:time|clock)|time|cpu|thread) limit|"
         rb"\bwall ?(?:time|clock) [^|.]{0,24}\bexceed(?:s|ed)\b",
         rb"due to (?:time limit|preemption)|\bforcing job termination\b|\bpreempted by\b",
@@ -352,7 +354,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bdataloader worker \(pid[^|]{0,80} (?:exited unexpectedly|is killed by signal: [^kb])",
         rb"\(core dumped\)",
         rb"\breceived signal \d{1,3}\b|died with <signals",
-        rb"exits with return code = -?[1-9]",
+        rb"exits with return code = -?[1-9]|\bexitcode [1-9]",
         rb"(?:exited|failed|terminated) with (?:exit )?code -?[1-9]",
         rb"\bencountered a fatal error\b",
         rb"process \d{1,9} (?:terminated with (?:signal|exit code|the following error)|exit(?:s|ed)? with exception)",
