@@ -30,6 +30,8 @@ COUNTS = frozenset(
     | {"global_batch_size", "local_rank", "total_steps", "total_epochs", "total_batches"}
 )
 """Names of numbers that are whole unless the line has a fraction."""
+WHOLE_ALONE = ("step", "batch")
+"""Those of them that never have a fraction: what took 0.5 seconds is no step."""
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
 SECONDS = frozenset({"step_time", "epoch_time", "validation_time", "time"})
@@ -51,7 +53,7 @@ UNSTATED = 1000
 UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
 UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[kKMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
-    rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]?"
+    rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]{0,3}"
     rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
     rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
@@ -132,6 +134,8 @@ ROW = Expression(
     rb"^\s{0,64}\|\s{0,16}([A-Za-z_][\w/ -]{0,40}?)\s{0,64}\|\s{0,16}(" + NUMBER + rb")\s{0,64}\|()\s{0,16}$"
 )
 """Row of a table: ``| loss | 0.12 |``."""
+CELLS = Expression(rb"([A-Za-z]\w{1,32}(?: {1,8}[A-Za-z]\w{1,32})?) {1,32}\| {1,16}(" + NUMBER + rb")\s{0,4}$")
+"""Name and number in columns at the end of a line: ``train loss |  2.5``."""
 GPU = Expression(rb"\b(?:GPU|NPU)\s{0,2}(\d{1,4}): ?([\d.]{1,12})\s?Gi?B\s?/\s?([\d.]{1,12})\s?Gi?B")
 BAR = Expression(
     rb"(\d{1,3})%(?:\|[^|]{0,1000}\|)? {0,8}([\d.]{1,12})([kMGT]?)/([\d.]{1,12})([kMGT]?) \[[\d:]{1,12}<[\d:?]{1,12}"
@@ -147,7 +151,9 @@ OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epochs?\b|epoch|episode|batch)|train|step|iter)[^|]{0,40}$")
+TITLE = Expression(
+    rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(?:(epochs)\b[^|\d]{0,40}$|(epoch|episode|batch))|train|step|iter)[^|]{0,40}$"
+)
 """Title of a bar that shows training, not a download."""
 
 
@@ -219,6 +225,8 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     elif not metrics and (found := (ROW if b"|" in line else TRIPLE).search(line)):
         known = _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
         _put(metrics, "step" if known else "", found.group(3))
+    if b" |  " in line and "loss" not in metrics and (found := CELLS.search(line)):
+        _put(metrics, ours(b" ".join(found.group(1).split()).decode("ascii")), found.group(2))
     if b"/s" in low or b"s/" in low or b"sec/" in low or b"s / " in low:
         _rates(line, metrics)
     if "loss" in metrics and "step_time" not in metrics and (found := CELL.search(line)):
@@ -312,6 +320,8 @@ def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> bool
         return False
     if name in COUNTS:
         value /= divisor
+        if name in WHOLE_ALONE and value % 1:
+            return False
         whole = isfinite(value) and value == int(value) and (divisor != 1 or b"." not in text[:-1])
         metrics[name] = int(value) if whole else value
     else:
@@ -543,8 +553,8 @@ def _bar(line: bytes, metrics: Metrics) -> None:
     if rate and rate != b"?" and (value := number_of(rate)):
         metrics["steps_per_second"] = float(value) if unit == b"it/s" else 1.0 / value
     if not title or (named_so := TITLE.search(title)):
-        of = named_so.group(1) if title else None
-        name = "step" if not of else "epoch" if of.startswith(b"epochs") else "batch"
+        epochs, within = named_so.groups() if title else (None, None)
+        name = "epoch" if epochs else "batch" if within else "step"
         if not done_unit and not total_unit:
             _put(metrics, name, done)
             _put(metrics, TOTALS[name], total)

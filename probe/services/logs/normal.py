@@ -82,8 +82,8 @@ SHORT = (
 """Abbreviations of counters and rates, ``training's l2``, Marian's time since its last line, and wide signs."""
 PRINTED = Expression(rb"^\s{0,8}\[\d{1,6}\] \"(.{1,512})\"\s{0,8}$")
 """Text as R prints it: ``[1] "[7]: train loss 0.01"``."""
-FRACTION = Expression(rb"\bepochs([:=] ?\d{1,6}\.\d)")
-"""Epochs so far: ``epochs:4.23``; those to be trained are whole."""
+FRACTION = Expression(rb"\b([eE])pochs([:=] ?\d{1,6}\.\d| \d{1,6}/\d)")
+"""Epochs so far: ``epochs:4.23``, ``Epochs 1/3``; those to be trained are whole."""
 RUN_ON = Expression(rb"(\d\.\d{1,8})([A-Z][a-z]{3})")
 """End of a bar's state that the next message follows at once: ``loss: 44.4110Batch 3``."""
 TURNED = Expression(rb"^\s{0,16}(?:(\d{1,9}):?\s{1,8})?(" + NUMBER + rb")(?: ([A-Za-z][A-Za-z_ ]{0,24}))?$")
@@ -135,8 +135,8 @@ def _separated(line: bytes) -> bytes:
         line = _of_wholes(line)
     if b"m" in line and (b"ime" in line or b"took" in line):
         line = DURATION.replace(line, _seconds)
-    if b"epochs" in line:
-        line = FRACTION.replace(line, rb"epoch\1")
+    if b"pochs" in line:
+        line = FRACTION.replace(line, rb"\1poch\2")
     if b" - " in line and b"loss: " in line:
         line = RUN_ON.replace(line, rb"\1 \2")
     return line

@@ -149,7 +149,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "nan_value high training nan",
         "nan",
-        rb"returned nan values",
+        rb"returned nan values|\bat (?:step|iteration|epoch) \d{1,9} is nan\b",
         rb"\bnans? (?:or infs? )?(?:detected|found|encountered)\b",
         rb"\b(?:detected|found|encountered|contains?) (?:an? )?nans?\b",
         rb"(?:\b\w{1,16}[:=] ?nan[ ,|;]{1,4}){4}",  # fields in a row
