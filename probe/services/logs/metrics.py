@@ -118,6 +118,8 @@ PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
 """Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
 OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6})[:,] {1,8}(\d{1,9})(?:/(\d{1,9}))?\] ")
 """Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``, ``[8,    85] loss: 0.004``."""
+OF_PAIRS = Expression(rb"^\s{0,8}\[(\d{1,6})/(\d{1,6})\] ?\[ {0,8}(\d{1,9})/(\d{1,9})\]")
+"""The same with both wholes: ``[3/25][120/1000] Loss: 2.5``."""
 PART = Expression(rb"^\s{0,4}([A-Za-z]\w{0,12}):\s{1,4}(\d{1,9}\.\d{1,9}|nan)\s{0,4}$")
 """Cell of a row of parts and their sum: ``B: 5.5 | C: 3.7 | T: 9.2``."""
 PARTS_OF_SUM = 4
@@ -179,7 +181,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _fields(line[: line.index(b"{'")], before)
         return metrics | {name: value for name, value in before.items() if name in COUNTERS - metrics.keys()}
     if _may_have_fields(low):
-        if b"epoch" in low or b"train" in low or b": [" in low:
+        if b"epoch" in low or b"train" in low or b": [" in low or b"[val" in low:
             _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
             for expression in (BEHIND, OF_EPOCH) if b"epoch" in low else ():
                 _counts(expression, ("epoch", "total_epochs"), line, metrics)
@@ -213,7 +215,7 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     if b"finished " in low or b"completed " in low:
         _counts(DONE, ("step", "total_steps"), low, metrics)
     _sum(line, metrics)
-    judged = any(name.endswith(("loss", "objective")) for name in metrics)
+    judged = any(name.endswith(("loss", "objective", "learning_rate", "gradient_norm")) for name in metrics)
     if judged and not {"step", "epoch"} <= metrics.keys():
         for name, letter, count, total in WEAK.findall(line):
             known = ABBREVIATED.get((name or letter).lower(), "step")
@@ -221,6 +223,7 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
                 _put(metrics, TOTALS[known], total)
     if judged and "step" not in metrics and "batch" not in metrics:
         _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
+        _counts(OF_PAIRS, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
         _counted_so_far(line, low, metrics)
     elif not metrics and (found := (ROW if b"|" in line else TRIPLE).search(line)):
         known = _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
@@ -426,7 +429,8 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     """Add the fields of a line. One without a sign counts if a separator or the next field follows it."""
     order = 0 if "step" in metrics else 9
     pending: tuple[int, str, bytes, float] | None = None
-    bare = loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
+    bare = loss_before = False
+    parts: list[tuple[str, bytes]] = []  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
         name, sign, text = _name_and_number(found)
         second = found.group(5)
@@ -443,8 +447,11 @@ def _fields(line: bytes, metrics: Metrics) -> None:
             or (known in OF_CLOCKS and CLOCK.match(line[found.end(4) :]))
         ):
             continue
-        if not sign and found.group(7) is None and known not in COUNTERS:
+        if not sign and found.group(7) is None and known not in COUNTERS and not found.group().rstrip().endswith(b"."):
             pending = found.end(), known, text, _divisor(known, unit)
+            continue
+        if known == "loss" and (part := _part(name)):
+            parts.append((part, text))
             continue
         if known == "loss" and name.lower() == "loss" and not bare:
             metrics.pop("loss", None)
@@ -456,6 +463,14 @@ def _fields(line: bytes, metrics: Metrics) -> None:
             _replace_step(number_of(text), metrics)
         if _put(metrics, known, text, _divisor(known, unit)) and second and known in TOTALS:
             _put(metrics, TOTALS[known], second)
+    for part, text in parts:
+        _put(metrics, part if len(parts) > 1 or "loss" in metrics else "loss", text)
+
+
+def _part(name: str) -> str:
+    """Return what ``Box loss`` is called beside other losses; empty for the loss itself."""
+    before, _, last = name.lower().rpartition(" ")
+    return f"{before.rpartition(' ')[2]}_loss" if before and last == "loss" and not named(name.lower()) else ""
 
 
 def _name_and_number(found: Any) -> tuple[str, bytes | None, bytes]:

@@ -27,7 +27,7 @@ WORDS = {
     "current steps, current step, train step, step i, it, env step, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
-    "batch": "batch, trainbatch, batch id, batch idx",
+    "batch": "batch, minibatch, mini batch, trainbatch, batch id, batch idx",
     "time": "time, timer, seconds, dt, time cost, cost time, time taken",
     "step_time": "step time, iter dt, per step time, time this iter, iter time, iteration time, step avg, train step timing, "
     "elapsed step time, batch time, batch cost",

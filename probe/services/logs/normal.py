@@ -44,7 +44,7 @@ ABOUT = Expression(
 )
 """Sentence about a number: ``objective function for minibatches 40-49 is -3.5``, ``loss at step 100: 1.5``."""
 OF_EPOCH = Expression(
-    rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?(epoch)( \d{1,6})?(?: is)?|(epoch|step|iteration)( \d{1,9}(?: ?(?:/|of) ?\d{1,9})?)? took):? "
+    rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?(epoch)( \d{1,6})?(?: is| =)?|(epoch|step|iteration)( \d{1,9}(?: ?(?:/|of) ?\d{1,9})?)? took):? "
 )
 """Sentence about the time of an epoch: ``Time taken for 1 epoch: 630 s``, ``epoch 3 took 630 s``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")

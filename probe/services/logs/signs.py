@@ -194,7 +194,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, unhandled cuda, unhandled system, |ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
+        "nccl warn, received errors, unhandled cuda, unhandled system, |ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
@@ -207,7 +207,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"no socket interface)",
         rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats|\bgot completion from peer\b[^|]{0,64} with (?:error|status)",
-        rb"\[c10d\][^|]{0,120}\bfailed\b",
+        rb"\[c10d\][^|]{0,120}\bfailed\b|\breceived errors while waiting for\b",
         rb"\b(?:" + ADAPTERS + rb")\b[^|]{0,120}\b(?:time[sd]? ?out|fatal error|compromised)\b",
         rb"\btransport retry count(?:er)? exceeded\b",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
@@ -320,14 +320,14 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, job was , walltime, wallclock, wall time, time limit, thread limit, cpu limit, due to preemption, "
+        "cancelled at, job was , interruption notice, walltime, wallclock, wall time, time limit, thread limit, cpu limit, due to preemption, "
         "preempted, forcing job, force terminated, been revoked, got signal, caught signal, received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b|\bjob was (?:evicted|aborted|removed)\b",
         rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,24}\b(?:wall ?(?:time|clock)|time|cpu|thread) limit|"
         rb"\bwall ?(?:time|clock) [^|.]{0,24}\bexceed(?:s|ed)\b",
         rb"due to (?:time limit|preemption)|\bforcing job termination\b|\bpreempted by\b",
-        rb"\bforce terminated job\b|\ballocation \d{1,12} has been revoked\b",
+        rb"\bforce terminated job\b|\binterruption notice\b|\ballocation \d{1,12} has been revoked\b",
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
         rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
