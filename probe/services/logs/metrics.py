@@ -122,6 +122,8 @@ OF_PAIRS = Expression(rb"^\s{0,8}\[(\d{1,6})/(\d{1,6})\] ?\[ {0,8}(\d{1,9})/(\d{
 """The same with both wholes: ``[3/25][120/1000] Loss: 2.5``."""
 PART = Expression(rb"^\s{0,4}([A-Za-z]\w{0,12}):\s{1,4}(\d{1,9}\.\d{1,9}|nan)\s{0,4}$")
 """Cell of a row of parts and their sum: ``B: 5.5 | C: 3.7 | T: 9.2``."""
+JUDGED = ("loss", "objective", "learning_rate", "gradient_norm")
+"""Ends of the names of numbers beside which a count without a name is one of steps."""
 PARTS_OF_SUM = 4
 """Smallest number of such cells, the sum among them."""
 HEADLESS = Expression(rb"^\s{0,8}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GM]B?\s")
@@ -215,7 +217,7 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     if b"finished " in low or b"completed " in low:
         _counts(DONE, ("step", "total_steps"), low, metrics)
     _sum(line, metrics)
-    judged = any(name.endswith(("loss", "objective", "learning_rate", "gradient_norm")) for name in metrics)
+    judged = any(name.startswith("loss") or name.endswith(JUDGED) for name in metrics)
     if judged and not {"step", "epoch"} <= metrics.keys():
         for name, letter, count, total in WEAK.findall(line):
             known = ABBREVIATED.get((name or letter).lower(), "step")

@@ -68,7 +68,10 @@ DURATION = Expression(
     rb"(?i)\b((?:(?:epoch|step|iter|iteration)[ _]time|took)[:=]? {1,2})(?:(\d{1,3})h:? ?)?(\d{1,4})m:? ?(\d{1,2}(?:\.\d{1,9})?)s\b"
 )
 """Time in hours, minutes and seconds: ``Epoch Time: 1m 23s``."""
-NAMED = Expression(rb"(\d)[ \t]([A-Za-z]{1,10}(?:/| per )[A-Za-z]{1,10}(?:/[A-Za-z]{1,6})?|wps|it|s|min)(=|: {0,4}[-\d.])")
+NAMED = Expression(
+    rb"(\d)[ \t]([A-Za-z]{1,10}(?:/| per )[A-Za-z]{1,10}(?:/[A-Za-z]{1,6})?|wps|it|s|min)"
+    rb"(=|: {0,4}[-\d.]| [\d.,]{1,16}(?:$|[,;|]| [a-z_]{2,16}[ :=]))"
+)
 """Unit that is the name of the next field: ``lr=1e-4 tok/s=120``."""
 SPACED = Expression(rb"(?i)\b(tokens?|samples|examples|images|words|steps|iters?|it) / (s(?:ec(?:ond)?)?)\b")
 """Unit of a rate that is written with blanks: ``Tokens / Sec``."""
@@ -168,6 +171,8 @@ def _ordered(line: bytes) -> bytes:
     """Return a line in which each name stands before its number, with a sign between them, and is written out."""
     if b"  = " in line:
         line = PADDED.replace(line, b" = ")
+    if b"of group 0 to" in line:
+        line = line.replace(b" of group 0 to", b" to")
     if b"from " in line:
         line = CHANGED.replace(line, rb"to \1")
     if b"loss " in line or b"objective f" in line or b"accuracy " in line or b"Loss " in line:
