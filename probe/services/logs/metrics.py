@@ -45,6 +45,8 @@ TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
 BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 """Gigabytes in a unit of memory, by its first letter."""
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
+LONGEST_TIME = 1e7
+"""Seconds from which a time is a date: ``Time: 20240302``."""
 CLOCK = Expression(rb":\d\d")
 """Minutes of a time of day, behind its hours: ``Time=07:29:39``."""
 UNSTATED = 1000
@@ -582,7 +584,7 @@ def _settle(metrics: Metrics, low: bytes) -> None:
     if b"iter_time" in low and b"forward_time" in low:
         metrics.pop("step_time", None)
     time = metrics.pop("time", None)
-    if time is None:
+    if time is None or time > LONGEST_TIME:
         return
     if "step" in metrics or "batch" in metrics:
         metrics.setdefault("step_time", time)

@@ -15,7 +15,7 @@ WORDS = {
     "loss": "loss, lm loss, tot loss, tot, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
     "cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "objective": "objf, objective function",
-    "learning_rate": "learning rate, learn rate, lrate",
+    "learning_rate": "learning rate, last lr, learn rate, lrate",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
     "gradient_norm": "grad norm, gn, grad l2 norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, grad",

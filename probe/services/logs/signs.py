@@ -194,7 +194,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, received errors, unhandled cuda, unhandled system, |ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
+        "nccl warn, lost communication, received errors, unhandled cuda, unhandled system, |ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
@@ -207,7 +207,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"no socket interface)",
         rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats|\bgot completion from peer\b[^|]{0,64} with (?:error|status)",
-        rb"\[c10d\][^|]{0,120}\bfailed\b|\breceived errors while waiting for\b",
+        rb"\[c10d\][^|]{0,120}\bfailed\b|\breceived errors while waiting for\b|"
+        rb"\blost communication with\b",
         rb"\b(?:" + ADAPTERS + rb")\b[^|]{0,120}\b(?:time[sd]? ?out|fatal error|compromised)\b",
         rb"\btransport retry count(?:er)? exceeded\b",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
@@ -238,11 +239,11 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_lost critical gpu device",
-        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
+        "off the bus, error_device_lost,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
         "marked for reset, device inaccessible, pciehp",
         rb"\b(?:[gn]pu|device|chip)\b[^|]{0,60}\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
-        rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
+        rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b|(?:\b|_)error_device_lost\b",
         rb"unable to determine the device handle for gpu",
         rb"\brm_?init_?adapter failed",
         rb"\bgpu marked for reset\b|\bpciehp: [^|]{0,24}\blink down\b",
