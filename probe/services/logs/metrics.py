@@ -545,7 +545,9 @@ def _divisor(name: str, unit: str) -> float:
 
 
 def _rates(line: bytes, metrics: Metrics) -> None:
-    for text, thousands, name, device, unit in RATE.findall(line.replace(b" ", b"  ")):  # a blank each ends and begins one
+    for text, thousands, name, device, unit in RATE.findall(
+        line.replace(b" ", b"  ")
+    ):  # a blank each ends and begins one
         known = RATES.get(name[:2], "throughput") + ("_per_device" if device else "")
         if name and not (known == "throughput" and b"%|" in line):  # a bar over samples is one of the preparation
             _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))

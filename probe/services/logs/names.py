@@ -85,7 +85,22 @@ ALONE = frozenset({"scale", "norm", "cost", "tot"})
 SIGNED = frozenset({"it", "grad", "learn"})
 """Names that are words: a sign must follow them."""
 PARTS = frozenset(
-    {"d", "g", "critic", "actor", "policy", "value", "entropy", "surrogate", "kl", "aux", "auxiliary", "balance", "router", "reg"}
+    {
+        "d",
+        "g",
+        "critic",
+        "actor",
+        "policy",
+        "value",
+        "entropy",
+        "surrogate",
+        "kl",
+        "aux",
+        "auxiliary",
+        "balance",
+        "router",
+        "reg",
+    }
     | {"disc", "discriminator", "gen", "generator", "dur", "box", "cls", "obj", "mask", "contrastive", "reward"}
 )
 """Words before a loss that make it a part of it, or another model's: ``critic loss``."""
@@ -110,7 +125,22 @@ HELD_OUT = {
     "test": "test_loss",
 }
 OTHERWISE = frozenset(
-    {"inner", "micro", "fps", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
+    {
+        "inner",
+        "micro",
+        "fps",
+        "best",
+        "min",
+        "minimum",
+        "max",
+        "maximum",
+        "last",
+        "previous",
+        "initial",
+        "base",
+        "data",
+        "of",
+    }
     | {"remaining", "elapsed", "every", "per", "job", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
     | {"accumulation", "logging", "prompt", "generation"}
 )

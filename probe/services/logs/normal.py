@@ -126,11 +126,24 @@ def _separated(line: bytes) -> bytes:
     each other."""
     if b'] "' in line:
         line = PRINTED.replace(line, rb"\1")
-    if b"/s" in line or b"s/" in line or b"c/" in line or b" per " in line or b"it=" in line or b"it:" in line or b" s=" in line:
+    if (
+        b"/s" in line
+        or b"s/" in line
+        or b"c/" in line
+        or b" per " in line
+        or b"it=" in line
+        or b"it:" in line
+        or b" s=" in line
+    ):
         line = NAMED.replace(line, rb"\1, \2\3")
     if b" / " in line:
         line = SPACED.replace(line, rb"\1/\2")
-    if b"poch" in line or b"POCH" in line or (b"ep" in line and (b"loss" in line or b"|" in line)) or (b"loss" in line and b"iter" in line):
+    if (
+        b"poch" in line
+        or b"POCH" in line
+        or (b"ep" in line and (b"loss" in line or b"|" in line))
+        or (b"loss" in line and b"iter" in line)
+    ):
         line = GLUED.replace(line, _counted)
     if b" loss-" in line:
         line = DASHED.replace(line, rb"\1\2 \3")

@@ -194,7 +194,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, lost communication, received errors, unhandled cuda, unhandled system, |ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
+        "nccl warn, lost communication, heartbeat lost, received errors, unhandled cuda, unhandled system, |ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
@@ -207,7 +207,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"no socket interface)",
         rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats|\bgot completion from peer\b[^|]{0,64} with (?:error|status)",
-        rb"\[c10d\][^|]{0,120}\bfailed\b|\breceived errors while waiting for\b|"
+        rb"\[c10d\][^|]{0,120}\bfailed\b|\breceived errors while waiting for\b|\b[nh]ccl heartbeat lost\b|"
         rb"\blost communication with\b",
         rb"\b(?:" + ADAPTERS + rb")\b[^|]{0,120}\b(?:time[sd]? ?out|fatal error|compromised)\b",
         rb"\btransport retry count(?:er)? exceeded\b",
@@ -340,7 +340,8 @@ SIGNS: tuple[Sign, ...] = (
         "childfailederror, exitcode, received by pid, received at, sigabrt, sigbus, sigsegv, "
         "segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
-        "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
+        "segfault at, by signal: , general protection, exited unexpectedly, exits unexpectedly, unexpectedly exit, with code, "
+        "crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
         "non-zero status, non-zero exit code, been shut down, "
         "failure of node, "
@@ -352,7 +353,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
         rb"\bsig(?:abrt|bus|fpe|ill|kill|segv) (?:was )?(?:received|caught)\b",
         rb"\bsegmentation fault\b|\[\d{1,9}\]:? (?:segfault at|general protection fault)",
-        rb"\bdataloader worker \(pid[^|]{0,80} (?:exited unexpectedly|is killed by signal: [^kb])",
+        rb"\bdataloader worker \(pid[^|]{0,80} is killed by signal: [^kb]|\bexit(?:s|ed) unexpectedly\b|"
+        rb"\bunexpectedly exit(?:s|ed)\b",
         rb"\(core dumped\)",
         rb"\breceived signal \d{1,3}\b|died with <signals",
         rb"exits with return code = -?[1-9]|\bexitcode [1-9]",
@@ -362,7 +364,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bexited on signal \d",
         rb"\breturned non-zero exit status [1-9]|\bexited with (?:a )?non-zero (?:exit )?(?:status|code)\b",
         rb"\bdue to failure of node\b|\bhas been shut down\. this (?:was|has been) caused by an exception\b",
-        rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
+        rb"\b\w{0,16}(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated|aborted|segmentation fault|bus error)\b",
