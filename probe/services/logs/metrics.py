@@ -21,7 +21,8 @@ Metrics = dict[str, Number]
 MOST = 128
 """Largest number of metrics of one line."""
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(?:epoch ?\()?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
+    rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(?:epoch ?\()?(eval|evaluation|val|valid|validation|validate|"
+    rb"dev|cv|test)\b"
     rb"[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset|\]\[)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
@@ -86,7 +87,8 @@ SECTION = Expression(rb"[|,;] {0,2}\[?([a-z]{2,10})[\]:] {1,2}[a-z_]{0,8}loss")
 """Begin of the fields of other data: ``, [valid] loss=1.8``, ``| val: loss=1.8``."""
 RATE = Expression(
     rb"(?:^|[^\d.,]|\.\d{1,12},)(" + NUMBER + rb")([kKMB]?) {0,2}"
-    rb"(?:(tok|tokens|words|samples|examples|ex|seqs?|sequences|images|imgs?|it|iters?|iterations|steps?)/s(?:ec(?:ond)?)?(/[gn]pu|/device)?|"
+    rb"(?:(tok|tokens|words|samples|examples|ex|seqs?|sequences|images|imgs?|it|iters?|iterations|"
+    rb"steps?)/s(?:ec(?:ond)?)?(/[gn]pu|/device)?|"
     rb"(ms|us|s|sec) {0,2}/ {0,2}(?:step|iter|iteration|batch|it))(?:$|[^\w/])"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
@@ -102,7 +104,8 @@ FIRST = Expression(
 WHOLE = Expression(rb"[a-z\])] {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
 """Count of a whole anywhere before the loss: ``Process 100/3161(3%) average loss: 2.3``."""
 BRACKETED = Expression(
-    rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>,;\t-]|\d\s)\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
+    rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>,;\t-]|"
+    rb"\d\s)\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
 )
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
 WEAK = Expression(
@@ -158,7 +161,8 @@ OVERFLOW = Expression(
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
 TITLE = Expression(
-    rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(?:(epochs)\b[^|\d]{0,40}$|(epoch|episode|batch))|train|step|iter)[^|]{0,40}$"
+    rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(?:(epochs)\b[^|\d]{0,40}$|(epoch|episode|batch))|train|"
+    rb"step|iter)[^|]{0,40}$"
 )
 """Title of a bar that shows training, not a download."""
 
@@ -185,12 +189,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _fields(line[: line.index(b"{'")], before)
         return metrics | {name: value for name, value in before.items() if name in COUNTERS - metrics.keys()}
     if _may_have_fields(low):
-        if b"epoch" in low or b"train" in low or b": [" in low or b"[val" in low:
-            _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
-            for expression in (BEHIND, OF_EPOCH) if b"epoch" in low else ():
-                _counts(expression, ("epoch", "total_epochs"), line, metrics)
-        _fields(_of_training(line, metrics) if b"al" in line or b" [" in line else line, metrics)
-        _without_names(line, low, metrics)
+        _of_line(line, low, metrics)
     _of_formats(line, low, metrics)
     _settle(metrics, low)
     if type(metrics.get("step")) is float and b"slurm" in low:  # number of a job
@@ -198,6 +197,16 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     if "loss" in metrics and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
         metrics.setdefault(HELD_OUT[found.group(1).decode()], metrics.pop("loss"))
     return metrics
+
+
+def _of_line(line: bytes, low: bytes, metrics: Metrics) -> None:
+    """Add epochs, fields, and numbers without names."""
+    if b"epoch" in low or b"train" in low or b": [" in low or b"[val" in low:
+        _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
+        for expression in (BEHIND, OF_EPOCH) if b"epoch" in low else ():
+            _counts(expression, ("epoch", "total_epochs"), line, metrics)
+    _fields(_of_training(line, metrics) if b"al" in line or b" [" in line else line, metrics)
+    _without_names(line, low, metrics)
 
 
 def _of_training(line: bytes, metrics: Metrics) -> bytes:
@@ -219,16 +228,8 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     if b"finished " in low or b"completed " in low:
         _counts(DONE, ("step", "total_steps"), low, metrics)
     _sum(line, metrics)
-    judged = any(name.startswith("loss") or name.endswith(JUDGED) for name in metrics)
-    if judged and not {"step", "epoch"} <= metrics.keys():
-        for name, letter, count, total in WEAK.findall(line):
-            known = ABBREVIATED.get((name or letter).lower(), "step")
-            if _put(metrics, known, count):
-                _put(metrics, TOTALS[known], total)
-    if judged and "step" not in metrics and "batch" not in metrics:
-        _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
-        _counts(OF_PAIRS, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
-        _counted_so_far(line, low, metrics)
+    if any(name.startswith("loss") or name.endswith(JUDGED) for name in metrics):
+        _counts_beside(line, low, metrics)
     elif not metrics and (found := (ROW if b"|" in line else TRIPLE).search(line)):
         known = _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
         _put(metrics, "step" if known else "", found.group(3))
@@ -238,6 +239,19 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
         _rates(line, metrics)
     if "loss" in metrics and "step_time" not in metrics and (found := CELL.search(line)):
         _put(metrics, "step_time", found.group(1), UNITS.get(found.group(2).decode(), 1.0))
+
+
+def _counts_beside(line: bytes, low: bytes, metrics: Metrics) -> None:
+    """Add counts of a line about a loss that have no name, or an abbreviation of one."""
+    if not {"step", "epoch"} <= metrics.keys():
+        for name, letter, count, total in WEAK.findall(line):
+            known = ABBREVIATED.get((name or letter).lower(), "step")
+            if _put(metrics, known, count):
+                _put(metrics, TOTALS[known], total)
+    if "step" not in metrics and "batch" not in metrics:
+        _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
+        _counts(OF_PAIRS, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
+        _counted_so_far(line, low, metrics)
 
 
 def _counted_so_far(line: bytes, low: bytes, metrics: Metrics) -> None:
@@ -433,8 +447,8 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     """Add the fields of a line. One without a sign counts if a separator or the next field follows it."""
     order = 0 if "step" in metrics else 9
     pending: tuple[int, str, bytes, float] | None = None
-    bare = loss_before = False
-    parts: list[tuple[str, bytes]] = []  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
+    losses: list[tuple[str, bytes, bytes]] = []
+    loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
         name, sign, text = _name_and_number(found)
         second = found.group(5)
@@ -449,32 +463,36 @@ def _fields(line: bytes, metrics: Metrics) -> None:
             not known
             or _no_unit_of(known, unit, text, second)
             or (known in OF_CLOCKS and CLOCK.match(line[found.end(4) :]))
+            or (known == "step" and order < 9 and line[found.end(4) :][:1] == b"(")  # a meter and its mean
         ):
             continue
         if not sign and found.group(7) is None and known not in COUNTERS and not found.group().rstrip().endswith(b"."):
             pending = found.end(), known, text, _divisor(known, unit)
             continue
-        if known == "loss" and (part := _part(name)):
-            parts.append((part, text))
+        if known == "loss":
+            losses.append((name.lower(), text, second))
             continue
-        if known == "loss" and name.lower() == "loss" and not bare:
-            metrics.pop("loss", None)
-            bare = True
         if known == "step":
-            if (rank := _order(name)) >= order or (order < 9 and line[found.end(4) :][:1] == b"("):
-                continue  # a meter has its mean in parentheses
+            if (rank := _order(name)) >= order:
+                continue
             order = rank
             _replace_step(number_of(text), metrics)
         if _put(metrics, known, text, _divisor(known, unit)) and second and known in TOTALS:
             _put(metrics, TOTALS[known], second)
-    for part, text in parts:
-        _put(metrics, part if len(parts) > 1 or "loss" in metrics else "loss", text)
+    _put_losses(losses, metrics)
 
 
-def _part(name: str) -> str:
-    """Return what ``Box loss`` is called beside other losses; empty for the loss itself."""
-    before, _, last = name.lower().rpartition(" ")
-    return f"{before.rpartition(' ')[2]}_loss" if before and last == "loss" and not named(name.lower()) else ""
+def _put_losses(losses: list[tuple[str, bytes, bytes]], metrics: Metrics) -> None:
+    """Add what is called a loss alone, or its mean, or the only one of a line; others, such as ``Box loss``, "
+    "as parts."""
+    parts = {name for name, *_ in losses if name.endswith(" loss") and not named(name)}
+    if len(parts) == 1 == len({name for name, *_ in losses}):
+        parts = set()
+    for name, text, second in sorted(losses, key=lambda each: each[0] != "loss"):
+        if name in parts:
+            _put(metrics, name.rsplit(" ", 2)[-2] + "_loss", text)
+        elif _put(metrics, "loss", text) and second:
+            _put(metrics, TOTALS["loss"], second)
 
 
 def _name_and_number(found: Any) -> tuple[str, bytes | None, bytes]:

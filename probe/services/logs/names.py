@@ -12,24 +12,28 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, tot, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
+    "loss": "loss, lm loss, tot loss, tot, loss net, loss step, step loss, cross entropy loss, ce loss, "
+    "loss train total, "
     "cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
     "objective": "objf, objective function",
     "learning_rate": "learning rate, last lr, learn rate, lrate",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gn, grad l2 norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, grad",
+    "gradient_norm": "grad norm, gn, grad l2 norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, "
+    "gradients norm, norm grad, grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
     "global iteration, training iteration, iter num, num updates, train num updates, updates, n updates, nupdates, "
     "itn, total train updates, "
-    "current steps, current step, train step, step i, it, env step, cur iter, cur step, current iter, current iteration",
+    "current steps, current step, train step, training step, step i, it, env step, cur iter, cur step, current iter, "
+    "current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
     "batch": "batch, minibatch, mini batch, trainbatch, batch id, batch idx",
     "time": "time, timer, seconds, dt, time cost, cost time, time taken",
-    "step_time": "step time, iter dt, per step time, time this iter, iter time, iteration time, step avg, train step timing, "
+    "step_time": "step time, iter dt, per step time, time this iter, iter time, iteration time, step avg, "
+    "train step timing, "
     "elapsed step time, batch time, batch cost",
     "epoch_time": "epoch time",
     "validation_time": "val time, validation time, eval time",

@@ -24,7 +24,8 @@ ESCAPE = Expression(
 REMAINS = Expression(rb"\[(?:[0-9]|[1349][0-9]|10[0-7]|(?:\d{1,3};){1,8}\d{1,3})m")
 """Colour whose byte ESC was lost in a copy: ``[31m``; looked for only beside a ``[0m``."""
 BOXED = Expression(
-    rb"\b(?:np\.|numpy\.|jnp\.|torch\.|ms\.)?(?:b?float\d{1,3}|u?int\d{1,3}|[Tt]ensor|Array|DeviceArray|array|Parameter)"
+    rb"\b(?:np\.|numpy\.|jnp\.|torch\.|ms\.)?(?:b?float\d{1,3}|u?int\d{1,3}|[Tt]ensor|Array|DeviceArray|array|"
+    rb"Parameter)"
     rb"\((?:shape=\[[\d, ]{0,16}\], dtype=[\w.]{1,24}, value=)?\s{0,4}\[{0,2}\s{0,4}(" + NUMBER + rb")\s{0,4}\]{0,2}"
     rb"(?:,[^()]{0,200}(?:\([^()]{0,40}\))?[^()]{0,40})?\)"
 )
@@ -44,7 +45,8 @@ ABOUT = Expression(
 )
 """Sentence about a number: ``objective function for minibatches 40-49 is -3.5``, ``loss at step 100: 1.5``."""
 OF_EPOCH = Expression(
-    rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?(epoch)( \d{1,6})?(?: is| =)?|(epoch|step|iteration)( \d{1,9}(?: ?(?:/|of) ?\d{1,9})?)? took):? "
+    rb"(?i)\b(?:time (?:\w{4,9} )?(?:for|of) (?:1 |one |the )?(epoch)( \d{1,6})?(?: is| =)?|(epoch|step|"
+    rb"iteration)( \d{1,9}(?: ?(?:/|of) ?\d{1,9})?)? took):? "
 )
 """Sentence about the time of an epoch: ``Time taken for 1 epoch: 630 s``, ``epoch 3 took 630 s``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
@@ -65,7 +67,8 @@ ALTERNATE = Expression(rb"(^|,) {0,2}([A-Za-z][\w/ ]{0,32}), {0,2}(" + NUMBER + 
 OF_WHOLE = Expression(rb"\b(\d{1,6}(?:\.\d{1,6})?)([kKM])/(\d{1,6}(?:\.\d{1,6})?)([kKM])\b")
 """Count of a whole in thousands: ``1.2k/10k``."""
 DURATION = Expression(
-    rb"(?i)\b((?:(?:epoch|step|iter|iteration)[ _]time|took)[:=]? {1,2})(?:(\d{1,3})h:? ?)?(\d{1,4})m:? ?(\d{1,2}(?:\.\d{1,9})?)s\b"
+    rb"(?i)\b((?:(?:epoch|step|iter|iteration)[ _]time|took)[:=]? {1,2})"
+    rb"(?:(\d{1,3})h:? ?)?(\d{1,4})m:? ?(\d{1,2}(?:\.\d{1,9})?)s\b"
 )
 """Time in hours, minutes and seconds: ``Epoch Time: 1m 23s``."""
 NAMED = Expression(
@@ -78,8 +81,8 @@ SPACED = Expression(rb"(?i)\b(tokens?|samples|examples|images|words|steps|iters?
 PADDED = Expression(rb" {2,64}= {1,32}")
 """Equals sign that stands in a column: ``train_loss          =     0.72``."""
 SHORT = (
-    *((each, b"epoch ") for each in (b"Ep. ", b"Ep: ", b"[Ep]: ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "), (b"L.r. ", b"lr "),
-    (b"al. ", b"al "), (b"'s ", b" "), (b" : Time ", b" : elapsed time "), (b"\xef\xbc\x9a", b": "),
+    *((each, b"epoch ") for each in (b"Ep. ", b"Ep: ", b"[Ep]: ", b"Ep ", b"[Pass ")), (b"Up. ", b"updates "),
+    (b"L.r. ", b"lr "), (b"al. ", b"al "), (b"'s ", b" "), (b" : Time ", b" : elapsed time "), (b"\xef\xbc\x9a", b": "),
     (b"\xef\xbc\x8c", b", "), (b"' reached ", b"': "),
 )  # fmt: skip
 """Abbreviations of counters and rates, ``training's l2``, Marian's time since its last line, and wide signs."""
@@ -188,22 +191,9 @@ def _ordered(line: bytes) -> bytes:
         line = line.replace(b" of group 0 to", b" to")
     if b"from " in line:
         line = CHANGED.replace(line, rb"to \1")
-    if b"loss " in line or b"objective f" in line or b"accuracy " in line or b"Loss " in line:
-        line = ABOUT.replace(line, rb"\1: \3\2")
-    if (b"poch" in line and b"ime " in line) or b" took" in line:
-        line = OF_EPOCH.replace(line, rb"\1\3\2\4 time: ")
-    if b"loss" in line and b"train" in line:
-        line = SHARED.replace(line, rb"\2 \1: ")
-    if b"loss " in line and b" | " not in line:
-        line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
-    if (b"step," in line or b"epoch," in line or b"iter," in line) and ALTERNATE.match(line):
-        line = ALTERNATE.replace(line, rb"\1\2: \3")
-    elif (
-        b"," in line
-        and (b" loss," in line or b" rate," in line or b" iter," in line)
-        and len(parts := line.split(b",", 64)) >= FEWEST
-    ):
-        line = _turned(parts, line)
+    line = _about(line)
+    if b"," in line:
+        line = _of_row(line)
     rare = (
         b"\xef" in line
         or (b"'" in line and (b"'s " in line or b"' reached " in line))
@@ -213,6 +203,27 @@ def _ordered(line: bytes) -> bytes:
         for short, whole in SHORT:
             line = line.replace(short, whole)
     return line
+
+
+def _about(line: bytes) -> bytes:
+    """Return a line in which the number of a sentence stands behind its name."""
+    if b"loss " in line or b"objective f" in line or b"accuracy " in line or b"Loss " in line:
+        line = ABOUT.replace(line, rb"\1: \3\2")
+    if (b"poch" in line and b"ime " in line) or b" took" in line:
+        line = OF_EPOCH.replace(line, rb"\1\3\2\4 time: ")
+    if b"loss" in line and b"train" in line:
+        line = SHARED.replace(line, rb"\2 \1: ")
+    if b"loss " in line and b" | " not in line:
+        line = NUMBERED.replace(line, rb"\1: \3  step: \2 ")
+    return line
+
+
+def _of_row(line: bytes) -> bytes:
+    """Return a line of names and numbers between commas with each name before its number."""
+    if (b"step," in line or b"epoch," in line or b"iter," in line) and ALTERNATE.match(line):
+        return ALTERNATE.replace(line, rb"\1\2: \3")
+    rows = b" loss," in line or b" rate," in line or b" iter," in line
+    return _turned(parts, line) if rows and len(parts := line.split(b",", 64)) >= FEWEST else line
 
 
 def _turned(parts: list[bytes], line: bytes) -> bytes:

@@ -48,7 +48,8 @@ BROKEN = (
 )
 FAILED = rb"\b[^|]{0,160}\b" + BROKEN
 LINKS = (
-    rb"(?:[nhr]|one|[xu])?ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|all_?reduce|"
+    rb"(?:[nhr]|one|[xu])?ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|"
+    rb"all_?reduce|"
     rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket|deep_?ep|"
     rb"nvshmem\w{0,4}|ib(?:rc|gda|verbs|v_\w{4,24})|rdma|infiniband|roce"
 )
@@ -87,7 +88,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"cgroup out of memory: kill|constraint_memcg",
         rb"\boom ?killed\b|\boom[_-]kill event",
         rb"\bsrun: error: [^|]{1,80}: out of memory",
-        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)|\bmem \d{1,16}[kmg]?b exceeded limit|"
+        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)|"
+        rb"\bmem \d{1,16}[kmg]?b exceeded limit|"
         rb"\bmemory usage exceeded\b",
     ),
     _sign(
@@ -194,7 +196,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, lost communication, heartbeat lost, received errors, unhandled cuda, unhandled system, |ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
+        "nccl warn, lost communication, heartbeat lost, received errors, unhandled cuda, unhandled system, "
+        "|ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
@@ -239,7 +242,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_lost critical gpu device",
-        "off the bus, error_device_lost,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
+        "off the bus, error_device_lost,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, "
+        "(fatal), adapter failed, "
         "marked for reset, device inaccessible, pciehp",
         rb"\b(?:[gn]pu|device|chip)\b[^|]{0,60}\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
@@ -270,7 +274,7 @@ SIGNS: tuple[Sign, ...] = (
         "aicpu, ai cpu, vector core, cube core, kernel task, internal task, "
         "task scheduler, hardware execution,  occur, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, stream failed, gpu reset begin, "
-        "halted unexpectedly, amdgpu, nvrm: , habanalabs, "
+        "halted unexpectedly, xid=, amdgpu, nvrm: , habanalabs, "
         "device recovery, " + CODES,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
@@ -292,7 +296,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)s?\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
-        rb"\bgpu reset begin\b|\bdevice recovery failed\b",
+        rb"\bxid=\d{1,3}\b|\bgpu reset begin\b|\bdevice recovery failed\b",
         rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive|"
         rb"error,|fatal)",
         rb"\b(?:error code|runtime result|failed)(?: is)? ?[:=]? ?(?:[125]07|[135]61)\d{3}\b",
@@ -321,7 +325,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, job was , interruption notice, walltime, wallclock, wall time, time limit, thread limit, cpu limit, due to preemption, "
+        "cancelled at, job was , interruption notice, walltime, wallclock, wall time, time limit, thread limit, "
+        "cpu limit, due to preemption, "
         "preempted, forcing job, force terminated, been revoked, got signal, caught signal, received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
         rb"\bcancelled at\b|\bjob was (?:evicted|aborted|removed)\b",
@@ -340,7 +345,8 @@ SIGNS: tuple[Sign, ...] = (
         "childfailederror, exitcode, received by pid, received at, sigabrt, sigbus, sigsegv, "
         "segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
-        "segfault at, by signal: , general protection, exited unexpectedly, exits unexpectedly, unexpectedly exit, with code, "
+        "segfault at, by signal: , general protection, exited unexpectedly, exits unexpectedly, unexpectedly exit, "
+        "with code, "
         "crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
         "non-zero status, non-zero exit code, been shut down, "
@@ -375,7 +381,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc\w{0,12})\(\): |"
         rb"\bkernel panic - not syncing|\bbug: unable to handle |\boops: [\da-f]{4} \[#|"
         rb"\bcorrupted size vs|\bstack smashing detected",
-        rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b",
+        rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b|\bnodenotready\b",
     ),
     _sign(
         "communication_error high communication " + OF_ERROR,
