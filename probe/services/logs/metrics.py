@@ -22,8 +22,7 @@ MOST = 128
 """Largest number of metrics of one line."""
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(?:epoch ?\()?(eval|evaluation|val|valid|validation|validate|"
-    rb"dev|cv|test)\b"
-    rb"[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset|\]\[)"
+    rb"dev|cv|test)\b[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset|\]\[)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 COUNTS = frozenset(
@@ -259,8 +258,8 @@ def _counted_so_far(line: bytes, low: bytes, metrics: Metrics) -> None:
     for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, LABEL):
         _counts(expression, ("step", "total_steps"), line, metrics)
     if "epoch" in metrics and metrics["epoch"] == metrics.get("step") and FIRST.search(line):  # ``3/10 * Epoch 3``
-        metrics["total_epochs"] = metrics.pop("total_steps")
         del metrics["step"]
+        _put(metrics, "total_epochs", b"%d" % metrics.pop("total_steps", 0))
     if b"it [" in line:
         _counts(OPEN_BAR, ("batch" if "epoch" in metrics else "step",), line, metrics)
     if "total_epochs" not in metrics:
@@ -483,8 +482,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
 
 
 def _put_losses(losses: list[tuple[str, bytes, bytes]], metrics: Metrics) -> None:
-    """Add what is called a loss alone, or its mean, or the only one of a line; others, such as ``Box loss``, "
-    "as parts."""
+    """Add what is called a loss alone, or its mean, or the only one of a line; others, as ``Box loss``, as parts."""
     parts = {name for name, *_ in losses if name.endswith(" loss") and not named(name)}
     if len(parts) == 1 == len({name for name, *_ in losses}):
         parts = set()
@@ -563,9 +561,8 @@ def _divisor(name: str, unit: str) -> float:
 
 
 def _rates(line: bytes, metrics: Metrics) -> None:
-    for text, thousands, name, device, unit in RATE.findall(
-        line.replace(b" ", b"  ")
-    ):  # a blank each ends and begins one
+    spaced = line.replace(b" ", b"  ")  # one ends a rate, one begins the next
+    for text, thousands, name, device, unit in RATE.findall(spaced):
         known = RATES.get(name[:2], "throughput") + ("_per_device" if device else "")
         if name and not (known == "throughput" and b"%|" in line):  # a bar over samples is one of the preparation
             _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))

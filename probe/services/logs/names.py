@@ -13,8 +13,8 @@ LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
     "loss": "loss, lm loss, tot loss, tot, loss net, loss step, step loss, cross entropy loss, ce loss, "
-    "loss train total, "
-    "cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
+    "loss train total, cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, "
+    "multi logloss, mlogloss",
     "objective": "objf, objective function",
     "learning_rate": "learning rate, last lr, learn rate, lrate",
     "accuracy": "accuracy, acc",
@@ -25,16 +25,14 @@ WORDS = {
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
     "global iteration, training iteration, iter num, num updates, train num updates, updates, n updates, nupdates, "
-    "itn, total train updates, "
-    "current steps, current step, train step, training step, step i, it, env step, cur iter, cur step, current iter, "
-    "current iteration",
+    "itn, total train updates, training step, env step, "
+    "current steps, current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
     "batch": "batch, minibatch, mini batch, trainbatch, batch id, batch idx",
     "time": "time, timer, seconds, dt, time cost, cost time, time taken",
     "step_time": "step time, iter dt, per step time, time this iter, iter time, iteration time, step avg, "
-    "train step timing, "
-    "elapsed step time, batch time, batch cost",
+    "train step timing, elapsed step time, batch time, batch cost",
     "epoch_time": "epoch time",
     "validation_time": "val time, validation time, eval time",
     "throughput": "throughput, samples/s, ips, throughput/samples/s",
@@ -89,23 +87,9 @@ ALONE = frozenset({"scale", "norm", "cost", "tot"})
 SIGNED = frozenset({"it", "grad", "learn"})
 """Names that are words: a sign must follow them."""
 PARTS = frozenset(
-    {
-        "d",
-        "g",
-        "critic",
-        "actor",
-        "policy",
-        "value",
-        "entropy",
-        "surrogate",
-        "kl",
-        "aux",
-        "auxiliary",
-        "balance",
-        "router",
-        "reg",
-    }
+    {"critic", "actor", "policy", "value", "entropy", "surrogate", "kl", "aux", "auxiliary", "balance", "router", "reg"}
     | {"disc", "discriminator", "gen", "generator", "dur", "box", "cls", "obj", "mask", "contrastive", "reward"}
+    | {"d", "g"}
 )
 """Words before a loss that make it a part of it, or another model's: ``critic loss``."""
 OF_TRAINING = frozenset({"train", "training", "tr", "trn"})
@@ -129,24 +113,9 @@ HELD_OUT = {
     "test": "test_loss",
 }
 OTHERWISE = frozenset(
-    {
-        "inner",
-        "micro",
-        "fps",
-        "best",
-        "min",
-        "minimum",
-        "max",
-        "maximum",
-        "last",
-        "previous",
-        "initial",
-        "base",
-        "data",
-        "of",
-    }
+    {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
     | {"remaining", "elapsed", "every", "per", "job", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
-    | {"accumulation", "logging", "prompt", "generation"}
+    | {"accumulation", "logging", "prompt", "generation", "fps"}
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 

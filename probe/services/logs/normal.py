@@ -25,8 +25,9 @@ REMAINS = Expression(rb"\[(?:[0-9]|[1349][0-9]|10[0-7]|(?:\d{1,3};){1,8}\d{1,3})
 """Colour whose byte ESC was lost in a copy: ``[31m``; looked for only beside a ``[0m``."""
 BOXED = Expression(
     rb"\b(?:np\.|numpy\.|jnp\.|torch\.|ms\.)?(?:b?float\d{1,3}|u?int\d{1,3}|[Tt]ensor|Array|DeviceArray|array|"
-    rb"Parameter)"
-    rb"\((?:shape=\[[\d, ]{0,16}\], dtype=[\w.]{1,24}, value=)?\s{0,4}\[{0,2}\s{0,4}(" + NUMBER + rb")\s{0,4}\]{0,2}"
+    rb"Parameter)\((?:shape=\[[\d, ]{0,16}\], dtype=[\w.]{1,24}, value=)?\s{0,4}\[{0,2}\s{0,4}("
+    + NUMBER
+    + rb")\s{0,4}\]{0,2}"
     rb"(?:,[^()]{0,200}(?:\([^()]{0,40}\))?[^()]{0,40})?\)"
 )
 """Scalar in the notation of an array library: ``np.float64(0.3)``, ``tensor(2.3, device='cuda:0')``."""
@@ -129,24 +130,13 @@ def _separated(line: bytes) -> bytes:
     each other."""
     if b'] "' in line:
         line = PRINTED.replace(line, rb"\1")
-    if (
-        b"/s" in line
-        or b"s/" in line
-        or b"c/" in line
-        or b" per " in line
-        or b"it=" in line
-        or b"it:" in line
-        or b" s=" in line
-    ):
+    rated = b"/s" in line or b"s/" in line or b"c/" in line or b" per " in line
+    if rated or b"it=" in line or b"it:" in line or b" s=" in line:
         line = NAMED.replace(line, rb"\1, \2\3")
     if b" / " in line:
         line = SPACED.replace(line, rb"\1/\2")
-    if (
-        b"poch" in line
-        or b"POCH" in line
-        or (b"ep" in line and (b"loss" in line or b"|" in line))
-        or (b"loss" in line and b"iter" in line)
-    ):
+    lost = b"loss" in line
+    if b"poch" in line or b"POCH" in line or (b"ep" in line and (lost or b"|" in line)) or (lost and b"iter" in line):
         line = GLUED.replace(line, _counted)
     if b" loss-" in line:
         line = DASHED.replace(line, rb"\1\2 \3")

@@ -49,9 +49,8 @@ BROKEN = (
 FAILED = rb"\b[^|]{0,160}\b" + BROKEN
 LINKS = (
     rb"(?:[nhr]|one|[xu])?ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|"
-    rb"all_?reduce|"
-    rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket|deep_?ep|"
-    rb"nvshmem\w{0,4}|ib(?:rc|gda|verbs|v_\w{4,24})|rdma|infiniband|roce"
+    rb"all_?reduce|all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket|"
+    rb"deep_?ep|nvshmem\w{0,4}|ib(?:rc|gda|verbs|v_\w{4,24})|rdma|infiniband|roce"
 )
 DEVICES = (
     rb"[gnthx]pu\d{0,4}|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|"
@@ -83,8 +82,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "container_oom critical kernel oom",
         "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error, "
-        "memory limit, memory usage limit, memory budget, exceeded limit, "
-        "usage exceeded",
+        "memory limit, memory usage limit, memory budget, exceeded limit, usage exceeded",
         rb"cgroup out of memory: kill|constraint_memcg",
         rb"\boom ?killed\b|\boom[_-]kill event",
         rb"\bsrun: error: [^|]{1,80}: out of memory",
