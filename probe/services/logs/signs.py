@@ -309,10 +309,10 @@ SIGNS: tuple[Sign, ...] = (
         "disk_error high storage",
         "pytorchstreamwriter, inline_container, transport endpoint, i/o error, input/output error, "
         "read-only file system, stale file handle, stale nfs, -fs error, xfs_force_shutdown, nvme, nfs: server, "
-        "lustreerror, mountvolume",
+        "lustreerror, mountvolume, disk failure",
         rb"\bpytorchstreamwriter failed writing",
         rb"\bmountvolume\.\w{2,16} failed\b|\binline_container\.cc:\d{1,5}\] \. unexpected pos",
-        rb"\bi/o error, dev \w",
+        rb"\bi/o error, dev \w|\bdisk failure\b",
         rb"\bnvme\d{1,3}: i/o [^|]{0,80}\btimeout",
         rb"\bnfs: server \S{1,80} (?:not responding|timed out)",
         rb"\blustreerror: [^|]{0,200}(?:timed out|evicted|\blost\b)",
