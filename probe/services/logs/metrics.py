@@ -31,7 +31,7 @@ COUNTS = frozenset(
 )
 """Names of numbers that are whole unless the line has a fraction."""
 WHOLE_ALONE = ("step", "batch")
-"""Those of them that never have a fraction: what took 0.5 seconds is no step."""
+"""Counts that never have a fraction: what took 0.5 seconds is no step."""
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
 SECONDS = frozenset({"step_time", "epoch_time", "validation_time", "time"})
