@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from probe.cli import refusing
+from probe.cli import refuse, refusing
 from probe.cli.json_answer import AsJson, print_answer
 from probe.core.config.errors import nearest
 from probe.core.instrumentation.selection import PLACES
@@ -47,6 +47,8 @@ def targets(
         ]
         indented = "".join(f"\n  {line}" for line in lines) if as_yaml else ",".join(f"\n    {line}" for line in lines)
         typer.echo(f"targets:{indented}" if as_yaml else f'{{\n  "targets": {{{indented}\n  }}\n}}')
+    if not block and wrong:
+        refuse(message("{file}: expected a module_struct.json, as print_struct writes it, got other JSON", file=file))
     if not block:  # an empty block would watch everything
         complain("{file}: no tensor was seen in any of {modules}; no targets", file=file, modules=_modules(len(chosen)))
     if idle:

@@ -96,8 +96,18 @@ def test_an_entry_that_cannot_be_read_is_named_and_the_rest_done(tmp_path: Path,
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", json.dumps(EXISTING)[:200], "[]", "3", '{"rank": 0, "step": 3}', '{"a": {"b": {"c": 1}}}', "[" * 100_000],
-    ids=["empty", "brace", "truncated", "list", "number", "foreign", "foreign mapping", "nested"],
+    [
+        "",
+        "{",
+        json.dumps(EXISTING)[:200],
+        "[]",
+        "3",
+        '{"targets": {}, "ops": ["norm"]}',
+        '{"rank": 0, "step": 3}',
+        '{"a": {"b": {"c": 1}}}',
+        "[" * 100_000,
+    ],
+    ids=["empty", "brace", "truncated", "list", "number", "configuration", "foreign", "foreign mapping", "nested"],
 )
 def test_what_is_no_such_file_is_wrong_use(tmp_path: Path, content: str) -> None:
     """One line with the file's name, no traceback, nothing printed that could be pasted."""

@@ -37,7 +37,7 @@ def test_an_address_that_cannot_be_listened_at_is_an_error(tmp_path: Path) -> No
         port = taken.getsockname()[1]
         assert "another program listens there" in refused(tmp_path, "--listen", f"127.0.0.1:{port}")
     assert "expected HOST:PORT" in refused(tmp_path, "--listen", "127.0.0.1:http")
-    assert "expected HOST:PORT" in refused(tmp_path, "--listen", "127.0.0.1:70000")
+    assert "expected a port from 0 to 65535, got 70000" in refused(tmp_path, "--listen", "127.0.0.1:70000")
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,9 @@ def test_a_broken_file_is_counted(tmp_path: Path) -> None:
     """The part of an incomplete archive that can be read is parsed."""
     content = gzip.compress(b"".join(b"loss: %d\n" % n for n in range(4_000)))
     (tmp_path / "a.log.gz").write_bytes(content[: len(content) // 2])
-    scan, records = scanned(tmp_path / "a.log.gz", tmp_path / "missing")
-    assert scan.unread == 2
+    (tmp_path / "text.gz").write_text("loss: 1\n")
+    scan, records = scanned(tmp_path / "a.log.gz", tmp_path / "missing", tmp_path / "text.gz")
+    assert scan.unread == 3
     assert len(records) > 500
 
 

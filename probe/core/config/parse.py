@@ -348,6 +348,12 @@ def _yaml_problem(name: str, text: str, error: yaml.MarkedYAMLError) -> Message:
     elif isinstance(error, yaml.composer.ComposerError) and rest.startswith("---"):
         problem = message("expected one document, got a second one after ---")
         advice = message("a configuration has one; remove the other")
+    elif isinstance(error, yaml.constructor.ConstructorError) and rest.startswith("!"):
+        problem = message("expected plain values, got the tag {tag}", tag=rest.split(maxsplit=1)[0])
+        advice = message("write the value without it")
+    elif (error.problem or "").startswith("expected <block end>"):
+        problem = message("expected as many spaces before this line as before the keys above it, got others")
+        advice = message("set in alike what belongs together")
     elif error.problem == "mapping values are not allowed here":
         problem = message("expected one key in a line, below the first letter of the one before, got another")
         advice = message("write it there; texts with : stand in quotes")

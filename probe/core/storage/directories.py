@@ -114,7 +114,7 @@ def find(
     root = place(root)
     if not root.is_dir():
         if root.is_file():
-            text = message("this is a file: give the directory that it is in")
+            text = message("this is a file: give MONITOR_OUTPUT_DIR of the run")
             if root.suffix.lower() in ARCHIVES:
                 text = message("this is an archive: unpack it, and give the directory")
             expected = "{root}: expected the directory in which ranks have written; {text}"

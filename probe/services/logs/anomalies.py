@@ -21,7 +21,7 @@ from probe.services.logs.texts import ECC_XIDS, XIDS, explanation, meaning_of_xi
 NEGATED = Expression(
     rb"\b(?:no|not|without|never|non|avoid(?:s|ing|ed)?|prevent(?:s|ing|ed)?|to (?:detect|catch|check)|check(?:s|ing)?|"
     rb"protect(?:s|ed|ing)? (?:from|against)|in case of|if|when|whether|once|until|unless)\b[^.;|!]{0,40}$|\bfrom ?$|"
-    rb"\b(?:best|threshold|limit|clip\w{0,4}|improved|decreased)\b[^.;|!]{0,16}$"
+    rb"\b(?:best|max_grad_norm|threshold|limit|clip\w{0,4}|improved|decreased)\b[^.;|!]{0,16}$"
 )
 """Words before a phrase that deny it: ``to avoid deadlocks``, ``no NaN in the loss``, ``best loss: inf``."""
 ADVICE = Expression(

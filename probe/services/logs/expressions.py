@@ -9,7 +9,7 @@ results.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -58,7 +58,7 @@ class Expression:
         matches: Iterator[Any] = self._engine(len(text)).finditer(text)
         return matches
 
-    def replace(self, text: bytes, by: bytes) -> bytes:
+    def replace(self, text: bytes, by: bytes | Callable[[Any], bytes]) -> bytes:
         """Return ``text`` with ``by`` instead of every match."""
         replaced: bytes = python_engine(self.pattern).sub(by, text)
         return replaced

@@ -24,7 +24,7 @@ NOTABLE: Words = any_of(
         b"overflow", b"grad_norm", b"grad norm", b"global_norm", b"step time", b"gb / ", b"gib / ", b"epoch time",
         b"throughput", b"accuracy", b"words/s", b"cost", b"tok/s", b"tokens/s", b"/sec", b"step=", b"batch=",
         b"= step ", b" rate, ", b" iter, ", b"objf", b"objective function", b"(% done)", b"learn: ", b"timer: ",
-        b"gpu_mem", ROW, FRAMED, HEAD,
+        b"gpu_mem", b"|tot ", ROW, FRAMED, HEAD,
         b"warn", b"error", b"critical", b"fatal", b"exception", b"traceback", b"panic",
     ],
     {

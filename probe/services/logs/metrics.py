@@ -21,8 +21,8 @@ Metrics = dict[str, Number]
 MOST = 128
 """Largest number of metrics of one line."""
 OF_HELD_OUT = Expression(
-    rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(eval|evaluation|val|valid|validation|validate|dev|cv|test)\b"
-    rb"[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset)"
+    rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(?:epoch ?\()?(eval|evaluation|val|valid|validation|validate|"
+    rb"dev|cv|test)\b[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset|\]\[)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 COUNTS = frozenset(
@@ -30,17 +30,23 @@ COUNTS = frozenset(
     | {"global_batch_size", "local_rank", "total_steps", "total_epochs", "total_batches"}
 )
 """Names of numbers that are whole unless the line has a fraction."""
+WHOLE_ALONE = ("step", "batch")
+"""Counts that never have a fraction: what took 0.5 seconds is no step."""
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
 SECONDS = frozenset({"step_time", "epoch_time", "validation_time", "time"})
 CLOCKED = SECONDS | {"train_seconds"}
 """Times that some programs write as on a clock, which are left out."""
+OF_CLOCKS = CLOCKED | {"loss"}
+"""Names before a time of day: ``Tot: 0:01:12``."""
 UNITS = {"ns": 1e9, "us": 1e6, "ms": 1e3, "min": 1 / 60}
 """Parts of a second by their names."""
 TIMES = frozenset({"s", "sec", "secs", "seconds", "min", "ms"})
 BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 """Gigabytes in a unit of memory, by its first letter."""
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
+LONGEST_TIME = 1e7
+"""Seconds from which a time is a date: ``Time: 20240302``."""
 CLOCK = Expression(rb":\d\d")
 """Minutes of a time of day, behind its hours: ``Time=07:29:39``."""
 UNSTATED = 1000
@@ -49,11 +55,11 @@ UNSTATED = 1000
 UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
 UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[kKMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
-    rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]?"
+    rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]{0,3}"
     rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
-    rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,12}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
+    rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,32}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2*@-])|\s\s)|$|[^\w.]|\.(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2\xc2*@/-])|\s\s)|$|[^\w.]|\.{1,3}(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
 the separator after it, which may be a line of a frame."""
@@ -70,6 +76,8 @@ EPOCH = Expression(
     rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[( ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
+OF_EPOCH = Expression(rb"\bEpoch ?\((?:val|test)\) ?\[(\d{1,6})\]()")
+"""Epoch of an evaluation: ``Epoch(val) [12][5000]``."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
 """Count before its name: ``finished 120 iterations``."""
@@ -77,8 +85,10 @@ DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (
 SECTION = Expression(rb"[|,;] {0,2}\[?([a-z]{2,10})[\]:] {1,2}[a-z_]{0,8}loss")
 """Begin of the fields of other data: ``, [valid] loss=1.8``, ``| val: loss=1.8``."""
 RATE = Expression(
-    rb"(" + NUMBER + rb")([kKMB]?) ?(?:(tok|tokens|words|samples|examples|images|imgs?|it|iters?|steps?)/s|"
-    rb"(ms|us|s|sec) ?/ ?(?:step|iter|iteration|batch|it))(?:$|[^\w/]|ec)"
+    rb"(?:^|[^\d.,]|\.\d{1,12},)(" + NUMBER + rb")([kKMB]?) {0,2}"
+    rb"(?:(tok|tokens|words|samples|examples|ex|seqs?|sequences|images|imgs?|it|iters?|iterations|"
+    rb"steps?)/s(?:ec(?:ond)?)?(/[gn]pu|/device)?|"
+    rb"(ms|us|s|sec) {0,2}/ {0,2}(?:step|iter|iteration|batch|it))(?:$|[^\w/])"
 )
 """Number before its name: ``151000 tok/s``, ``120ms/step``."""
 CELL = Expression(rb"\| {0,4}(" + NUMBER + rb") ?(ms|s) {0,4}(?:$|\|)")
@@ -93,17 +103,31 @@ FIRST = Expression(
 WHOLE = Expression(rb"[a-z\])] {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
 """Count of a whole anywhere before the loss: ``Process 100/3161(3%) average loss: 2.3``."""
 BRACKETED = Expression(
-    rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>-])\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
+    rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>,;\t-]|"
+    rb"\d\s)\s{0,8}:?\s{0,8})[\[(]\s{0,8}(\d{1,9})\s{0,2}/\s{0,8}(\d{1,9})\s{0,2}[\])]"
 )
 """Count of a whole in brackets: ``Training  [ 10/1000]``."""
-COLUMN = Expression(rb"^\s{0,8}(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z])")
-"""Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``."""
+WEAK = Expression(
+    rb"(?i)(?:^|[ ,;|(\[\t])(?:(e|ep|i|it|n_iter|upd|update|mb|minibatch)\.?[ :=#]{1,3}|(E))"
+    rb"(\d{1,9})(?:/(\d{1,9}))?(?:$|[ ,;:|)\]\t])"
+)
+"""Counts behind abbreviations that mean that beside a loss alone: ``ep 3, it 120, loss 2.5``."""
+ABBREVIATED = {b"e": "epoch", b"ep": "epoch", b"mb": "batch", b"minibatch": "batch"}
+"""Our names for those of which most count steps."""
+COLUMN = Expression(rb"^\s{0,8}\[?(\d{1,9})()(?: \||:(?:\t|\s{2})\s{0,16}[a-z]|\] {1,4}[A-Za-z])")
+"""Step in the first column: ``1230 | loss 5.4``, ``1230:    loss: 5.4``, ``[1230] loss: 5.4``."""
+LABEL = Expression(rb"^(\d{4,9})(): [a-z]")
+"""Step before the fields, too large for a rank: ``12500: loss: 5.4``."""
 PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
 """Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
-OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6}): {1,8}(\d{1,9})/(\d{1,9})\] ")
-"""Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``."""
+OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6})[:,] {1,8}(\d{1,9})(?:/(\d{1,9}))?\] ")
+"""Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``, ``[8,    85] loss: 0.004``."""
+OF_PAIRS = Expression(rb"^\s{0,8}\[(\d{1,6})/(\d{1,6})\] ?\[ {0,8}(\d{1,9})/(\d{1,9})\]")
+"""The same with both wholes: ``[3/25][120/1000] Loss: 2.5``."""
 PART = Expression(rb"^\s{0,4}([A-Za-z]\w{0,12}):\s{1,4}(\d{1,9}\.\d{1,9}|nan)\s{0,4}$")
 """Cell of a row of parts and their sum: ``B: 5.5 | C: 3.7 | T: 9.2``."""
+JUDGED = ("loss", "objective", "learning_rate", "gradient_norm")
+"""Ends of the names of numbers beside which a count without a name is one of steps."""
 PARTS_OF_SUM = 4
 """Smallest number of such cells, the sum among them."""
 HEADLESS = Expression(rb"^\s{0,8}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GM]B?\s")
@@ -118,6 +142,8 @@ ROW = Expression(
     rb"^\s{0,64}\|\s{0,16}([A-Za-z_][\w/ -]{0,40}?)\s{0,64}\|\s{0,16}(" + NUMBER + rb")\s{0,64}\|()\s{0,16}$"
 )
 """Row of a table: ``| loss | 0.12 |``."""
+CELLS = Expression(rb"([A-Za-z]\w{1,32}(?: {1,8}[A-Za-z]\w{1,32})?) {1,32}\| {1,16}(" + NUMBER + rb")\s{0,4}$")
+"""Name and number in columns at the end of a line: ``train loss |  2.5``."""
 GPU = Expression(rb"\b(?:GPU|NPU)\s{0,2}(\d{1,4}): ?([\d.]{1,12})\s?Gi?B\s?/\s?([\d.]{1,12})\s?Gi?B")
 BAR = Expression(
     rb"(\d{1,3})%(?:\|[^|]{0,1000}\|)? {0,8}([\d.]{1,12})([kMGT]?)/([\d.]{1,12})([kMGT]?) \[[\d:]{1,12}<[\d:?]{1,12}"
@@ -133,7 +159,10 @@ OVERFLOW = Expression(
     rb"\boverflow\b[^|]{0,32}\bskipping (?:the )?step\b(?:[^|]{0,32}\bloss scale(?: to|:) (" + NUMBER + rb"))?"
 )
 """Step that a loss scaler leaves out, and the scale, in lower case."""
-TITLE = Expression(rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(epoch|episode)|train|step|iter)[^|]{0,40}$")
+TITLE = Expression(
+    rb"(?:^|[\])|>]:?\s{0,2})[\[(]?(?:(?:train(?:ing)? )?(?:(epochs)\b[^|\d]{0,40}$|(epoch|episode|batch))|train|"
+    rb"step|iter)[^|]{0,40}$"
+)
 """Title of a bar that shows training, not a download."""
 
 
@@ -159,11 +188,7 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _fields(line[: line.index(b"{'")], before)
         return metrics | {name: value for name, value in before.items() if name in COUNTERS - metrics.keys()}
     if _may_have_fields(low):
-        if b"epoch" in low or b"train" in low or b": [" in low:
-            _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
-            _counts(BEHIND, ("epoch", "total_epochs"), line, metrics)
-        _fields(_of_training(line, metrics) if b"al" in line or b" [" in line else line, metrics)
-        _without_names(line, low, metrics)
+        _of_line(line, low, metrics)
     _of_formats(line, low, metrics)
     _settle(metrics, low)
     if type(metrics.get("step")) is float and b"slurm" in low:  # number of a job
@@ -171,6 +196,16 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     if "loss" in metrics and (found := OF_HELD_OUT.search(low[: low.find(b"loss")])):
         metrics.setdefault(HELD_OUT[found.group(1).decode()], metrics.pop("loss"))
     return metrics
+
+
+def _of_line(line: bytes, low: bytes, metrics: Metrics) -> None:
+    """Add epochs, fields, and numbers without names."""
+    if b"epoch" in low or b"train" in low or b": [" in low or b"[val" in low:
+        _counts(EPOCH, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
+        for expression in (BEHIND, OF_EPOCH) if b"epoch" in low else ():
+            _counts(expression, ("epoch", "total_epochs"), line, metrics)
+    _fields(_of_training(line, metrics) if b"al" in line or b" [" in line else line, metrics)
+    _without_names(line, low, metrics)
 
 
 def _of_training(line: bytes, metrics: Metrics) -> bytes:
@@ -192,23 +227,39 @@ def _without_names(line: bytes, low: bytes, metrics: Metrics) -> None:
     if b"finished " in low or b"completed " in low:
         _counts(DONE, ("step", "total_steps"), low, metrics)
     _sum(line, metrics)
-    judged = any(name.endswith(("loss", "objective")) for name in metrics)
-    if judged and "step" not in metrics and "batch" not in metrics:
-        _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
-        _counted_so_far(line, low, metrics)
+    if any(name.startswith("loss") or name.endswith(JUDGED) for name in metrics):
+        _counts_beside(line, low, metrics)
     elif not metrics and (found := (ROW if b"|" in line else TRIPLE).search(line)):
         known = _put(metrics, ours(found.group(1).decode("ascii")), found.group(2))
         _put(metrics, "step" if known else "", found.group(3))
-    if b"/s" in low or b"s/" in low or b"s / " in low:
+    if b" |  " in line and "loss" not in metrics and (found := CELLS.search(line)):
+        _put(metrics, ours(b" ".join(found.group(1).split()).decode("ascii")), found.group(2))
+    if b"/s" in low or b"s/" in low or b"sec/" in low or b"s / " in low:
         _rates(line, metrics)
     if "loss" in metrics and "step_time" not in metrics and (found := CELL.search(line)):
         _put(metrics, "step_time", found.group(1), UNITS.get(found.group(2).decode(), 1.0))
 
 
+def _counts_beside(line: bytes, low: bytes, metrics: Metrics) -> None:
+    """Add counts of a line about a loss that have no name, or an abbreviation of one."""
+    if not {"step", "epoch"} <= metrics.keys():
+        for name, letter, count, total in WEAK.findall(line):
+            known = ABBREVIATED.get((name or letter).lower(), "step")
+            if _put(metrics, known, count):
+                _put(metrics, TOTALS[known], total)
+    if "step" not in metrics and "batch" not in metrics:
+        _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
+        _counts(OF_PAIRS, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
+        _counted_so_far(line, low, metrics)
+
+
 def _counted_so_far(line: bytes, low: bytes, metrics: Metrics) -> None:
     """Add the count of a line about a loss that has no name."""
-    for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN):
+    for expression in (FIRST, BRACKETED, LOGGED_BAR, COLUMN, LABEL):
         _counts(expression, ("step", "total_steps"), line, metrics)
+    if "epoch" in metrics and metrics["epoch"] == metrics.get("step") and FIRST.search(line):  # ``3/10 * Epoch 3``
+        del metrics["step"]
+        _put(metrics, "total_epochs", b"%d" % metrics.pop("total_steps", 0))
     if b"it [" in line:
         _counts(OPEN_BAR, ("batch" if "epoch" in metrics else "step",), line, metrics)
     if "total_epochs" not in metrics:
@@ -260,7 +311,7 @@ def _may_have_fields(low: bytes) -> bool:
         or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
         or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
         or b"batch" in low or b"tok" in low or b"obj" in low or b"learn" in low or b"peak" in low
-        or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low
+        or b"/sec" in low or b"cost" in low or b"entropy" in low or b"xent" in low or b"tot " in low
     )  # fmt: skip
 
 
@@ -289,6 +340,8 @@ def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> bool
         return False
     if name in COUNTS:
         value /= divisor
+        if name in WHOLE_ALONE and value % 1:
+            return False
         whole = isfinite(value) and value == int(value) and (divisor != 1 or b"." not in text[:-1])
         metrics[name] = int(value) if whole else value
     else:
@@ -393,6 +446,7 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     """Add the fields of a line. One without a sign counts if a separator or the next field follows it."""
     order = 0 if "step" in metrics else 9
     pending: tuple[int, str, bytes, float] | None = None
+    losses: list[tuple[str, bytes, bytes]] = []
     loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
         name, sign, text = _name_and_number(found)
@@ -407,11 +461,15 @@ def _fields(line: bytes, metrics: Metrics) -> None:
         if (
             not known
             or _no_unit_of(known, unit, text, second)
-            or (known in CLOCKED and CLOCK.match(line[found.end(4) :]))
+            or (known in OF_CLOCKS and CLOCK.match(line[found.end(4) :]))
+            or (known == "step" and order < 9 and line[found.end(4) :][:1] == b"(")  # a meter and its mean
         ):
             continue
-        if not sign and found.group(7) is None and known not in COUNTERS:
+        if not sign and found.group(7) is None and known not in COUNTERS and not found.group().rstrip().endswith(b"."):
             pending = found.end(), known, text, _divisor(known, unit)
+            continue
+        if known == "loss":
+            losses.append((name.lower(), text, second))
             continue
         if known == "step":
             if (rank := _order(name)) >= order:
@@ -420,6 +478,19 @@ def _fields(line: bytes, metrics: Metrics) -> None:
             _replace_step(number_of(text), metrics)
         if _put(metrics, known, text, _divisor(known, unit)) and second and known in TOTALS:
             _put(metrics, TOTALS[known], second)
+    _put_losses(losses, metrics)
+
+
+def _put_losses(losses: list[tuple[str, bytes, bytes]], metrics: Metrics) -> None:
+    """Add what is called a loss alone, or its mean, or the only one of a line; others, as ``Box loss``, as parts."""
+    parts = {name for name, *_ in losses if name.endswith(" loss") and not named(name)}
+    if len(parts) == 1 == len({name for name, *_ in losses}):
+        parts = set()
+    for name, text, second in sorted(losses, key=lambda each: each[0] != "loss"):
+        if name in parts:
+            _put(metrics, name.rsplit(" ", 2)[-2] + "_loss", text)
+        elif _put(metrics, "loss", text) and second:
+            _put(metrics, TOTALS["loss"], second)
 
 
 def _name_and_number(found: Any) -> tuple[str, bytes | None, bytes]:
@@ -459,7 +530,8 @@ def _with_unit(name: str, stated: bytes | None) -> tuple[str, str]:
     if unit and name.startswith("time/"):
         return ours(name.replace("/", " per ")), unit
     for end, of_name in ((" in s", "s"), ("_ms", "ms"), ("_in_s", "s"), ("_s", "s")):
-        if name.endswith(end) and (known := ours(name.removesuffix(end))) in SECONDS:
+        known = ours(name.removesuffix(end)) if name.endswith(end) else ""
+        if (known := "step_time" if known == "step" else known) in SECONDS:
             return known, unit or of_name
     return "", unit
 
@@ -489,8 +561,9 @@ def _divisor(name: str, unit: str) -> float:
 
 
 def _rates(line: bytes, metrics: Metrics) -> None:
-    for text, thousands, name, unit in RATE.findall(line):
-        known = RATES.get(name[:2], "throughput")
+    spaced = line.replace(b" ", b"  ")  # one ends a rate, one begins the next
+    for text, thousands, name, device, unit in RATE.findall(spaced):
+        known = RATES.get(name[:2], "throughput") + ("_per_device" if device else "")
         if name and not (known == "throughput" and b"%|" in line):  # a bar over samples is one of the preparation
             _put(metrics, known, text, 1 / THOUSANDS.get(thousands.decode(), 1.0))
         elif not name and b"%|" not in line:
@@ -516,7 +589,8 @@ def _bar(line: bytes, metrics: Metrics) -> None:
     if rate and rate != b"?" and (value := number_of(rate)):
         metrics["steps_per_second"] = float(value) if unit == b"it/s" else 1.0 / value
     if not title or (named_so := TITLE.search(title)):
-        name = "batch" if title and named_so.group(1) else "step"
+        epochs, within = named_so.groups() if title else (None, None)
+        name = "epoch" if epochs else "batch" if within else "step"
         if not done_unit and not total_unit:
             _put(metrics, name, done)
             _put(metrics, TOTALS[name], total)
@@ -527,7 +601,7 @@ def _settle(metrics: Metrics, low: bytes) -> None:
     if b"iter_time" in low and b"forward_time" in low:
         metrics.pop("step_time", None)
     time = metrics.pop("time", None)
-    if time is None:
+    if time is None or time > LONGEST_TIME:
         return
     if "step" in metrics or "batch" in metrics:
         metrics.setdefault("step_time", time)

@@ -12,25 +12,27 @@ from functools import lru_cache
 LONGEST = 128
 """Characters of a name, since each of its words is the begin of another that is looked up."""
 WORDS = {
-    "loss": "loss, lm loss, tot loss, loss net, loss step, step loss, cross entropy loss, ce loss, loss train total, "
-    "cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, multi logloss, mlogloss",
+    "loss": "loss, lm loss, tot loss, tot, loss net, loss step, step loss, cross entropy loss, ce loss, "
+    "loss train total, cost, learn, cross entropy, language cross entropy, xent, logloss, binary logloss, "
+    "multi logloss, mlogloss",
     "objective": "objf, objective function",
-    "learning_rate": "learning rate",
+    "learning_rate": "learning rate, last lr, learn rate, lrate",
     "accuracy": "accuracy, acc",
     "perplexity": "ppl, perplexity, lm loss ppl",
-    "gradient_norm": "grad norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, gradients norm, norm grad, grad",
+    "gradient_norm": "grad norm, gn, grad l2 norm, gradient norm, gnorm, g norm, grdn, gradnorm, norm, "
+    "gradients norm, norm grad, grad",
     "parameter_norm": "params norm, weight norm, param norm",
     "loss_scale": "loss scale, grad scale, scale",
     "step": "step, steps, iteration, iterations, iter, iters, global step, global steps, global iter, "
     "global iteration, training iteration, iter num, num updates, train num updates, updates, n updates, nupdates, "
-    "itn, total train updates, "
+    "itn, total train updates, training step, env step, "
     "current steps, current step, train step, step i, it, cur iter, cur step, current iter, current iteration",
     "total_steps": "total steps, max steps, total optimization steps",
     "epoch": "epoch, epch",
-    "batch": "batch, trainbatch, batch id, batch idx",
+    "batch": "batch, minibatch, mini batch, trainbatch, batch id, batch idx",
     "time": "time, timer, seconds, dt, time cost, cost time, time taken",
-    "step_time": "step time, per step time, time this iter, iter time, iteration time, step avg, train step timing, "
-    "elapsed step time, batch time, batch cost",
+    "step_time": "step time, iter dt, per step time, time this iter, iter time, iteration time, step avg, "
+    "train step timing, elapsed step time, batch time, batch cost",
     "epoch_time": "epoch time",
     "validation_time": "val time, validation time, eval time",
     "throughput": "throughput, samples/s, ips, throughput/samples/s",
@@ -54,6 +56,7 @@ WORDS = {
     "train_seconds": "train runtime",
     "exit_code": "exitcode",
     "local_rank": "local rank",
+    "training_cost": "training cost",
 }
 """Our names, and those in logs: lower case, with spaces between words and the units of :data:`SPELLINGS`."""
 NAMES = {name: ours for ours, names in WORDS.items() for name in names.split(", ")}
@@ -62,8 +65,8 @@ SPELLINGS = tuple(
     for spelling, unit in (
         (r"(?: per | ?/ ?)s(?:ec(?:ond)?)?\b", "/s"),
         (r"(?: per |/)(?:[gn]pu|device)\b", "/device"),
-        (r"\b(?:examples?|images?|imgs?|sequences?|records?|rays?|sample)/s", "samples/s"),
-        (r"\b(?:words?|tks|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
+        (r"\b(?:ex|examples?|images?|imgs?|seqs?|sequences?|records?|rays?|sample)/s", "samples/s"),
+        (r"\b(?:words?|tks?|tok(?:en)?s?)(/device)?/s", r"tokens\1/s"),
         (r"\b(?:it|iters?|step|(?:train |interval |global )step)/s", "steps/s"),
         (r"\b(?:time per |(?:s|secs?|seconds)(?: per |/))(?:it|iter|iteration|step|batch)\b", "step time"),
         (r"\b(?:(?:gpu|npu|cuda) ?)?mem(?:ory)?\b", "mem"),
@@ -79,16 +82,17 @@ HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 """Boundary of words within ``SamplesPerSec``."""
 COUNTERS = frozenset({"step", "epoch", "batch"})
 """Numbers that count; one may follow its name within a sentence: ``at step 150 the``."""
-ALONE = frozenset({"scale", "norm", "cost"})
+ALONE = frozenset({"scale", "norm", "cost", "tot"})
 """Names that other words before them make another quantity: ``logit scale``."""
 SIGNED = frozenset({"it", "grad", "learn"})
 """Names that are words: a sign must follow them."""
 PARTS = frozenset(
     {"critic", "actor", "policy", "value", "entropy", "surrogate", "kl", "aux", "auxiliary", "balance", "router", "reg"}
     | {"disc", "discriminator", "gen", "generator", "dur", "box", "cls", "obj", "mask", "contrastive", "reward"}
+    | {"d", "g"}
 )
 """Words before a loss that make it a part of it, or another model's: ``critic loss``."""
-OF_TRAINING = frozenset({"train", "training"})
+OF_TRAINING = frozenset({"train", "training", "tr", "trn"})
 QUALIFIERS = OF_TRAINING | {
     "interval", "avg", "avr", "ave", "average", "mean", "running", "smoothed", "cur", "curr", "current", "global",
     "total", "reduced", "batch", "epoch",
@@ -111,7 +115,7 @@ HELD_OUT = {
 OTHERWISE = frozenset(
     {"inner", "micro", "best", "min", "minimum", "max", "maximum", "last", "previous", "initial", "base", "data", "of"}
     | {"remaining", "elapsed", "every", "per", "job", "target", "no", "eta", "warmup", "save", "resume", "checkpoint"}
-    | {"accumulation", "logging", "prompt", "generation"}
+    | {"accumulation", "logging", "prompt", "generation", "fps"}
 )
 """Words before a name that make it another quantity: ``inner iter``, ``best loss``, ``elapsed time``."""
 
@@ -159,7 +163,7 @@ def named(name: str) -> str:
     first, _, rest = name.partition(" ")
     if not rest:
         return ""
-    if name.endswith((" avg", " mean")):
+    if name.endswith((" avg", " mean", " total")):
         return named(name.rpartition(" ")[0])
     if first == "loss":  # the other way round
         return "loss" if rest in QUALIFIERS else HELD_OUT.get(rest, "")

@@ -202,6 +202,8 @@ def _add_metrics(data: dict[str, Any], metrics: Metrics) -> None:
             if isinstance(value, str) or _is_number(value):
                 text, _, second = str(value).encode("utf-8", "replace").partition(b"/")
                 put_entry(metrics, name, text, second, "" if known_alone else name)
+    if isinstance(name := data.get("key", data.get("name")), str) and _is_number(value := data.get("value")):
+        put_entry(metrics, name, str(value).encode(), b"", "")
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

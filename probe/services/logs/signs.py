@@ -48,9 +48,9 @@ BROKEN = (
 )
 FAILED = rb"\b[^|]{0,160}\b" + BROKEN
 LINKS = (
-    rb"[nhr]ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|all_?reduce|"
-    rb"all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket|deep_?ep|"
-    rb"nvshmem\w{0,4}|ib(?:rc|gda|verbs|v_\w{4,24})|rdma|infiniband|roce"
+    rb"(?:[nhr]|one|[xu])?ccl|gloo|ucx|c10d|process ?group|collective|coordination service|rendezvous|send/recv|"
+    rb"all_?reduce|all_?gather|all_?to_?all|broadcast|barrier|remote (?:server|peer|host|rank)|grpc|peers?|socket|"
+    rb"deep_?ep|nvshmem\w{0,4}|ib(?:rc|gda|verbs|v_\w{4,24})|rdma|infiniband|roce"
 )
 DEVICES = (
     rb"[gnthx]pu\d{0,4}|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|"
@@ -82,11 +82,13 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "container_oom critical kernel oom",
         "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event, srun: error, "
-        "memory limit, memory usage limit, memory budget",
+        "memory limit, memory usage limit, memory budget, exceeded limit, usage exceeded",
         rb"cgroup out of memory: kill|constraint_memcg",
         rb"\boom ?killed\b|\boom[_-]kill event",
         rb"\bsrun: error: [^|]{1,80}: out of memory",
-        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)",
+        rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,40}\bmemory (?:usage )?(?:limit|budget)|"
+        rb"\bmem \d{1,16}[kmg]?b exceeded limit|"
+        rb"\bmemory usage exceeded\b",
     ),
     _sign(
         "host_oom critical kernel oom",
@@ -147,7 +149,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "nan_value high training nan",
         "nan",
-        rb"returned nan values",
+        rb"returned nan values|\bat (?:step|iteration|epoch) \d{1,9} is nan\b",
         rb"\bnans? (?:or infs? )?(?:detected|found|encountered)\b",
         rb"\b(?:detected|found|encountered|contains?) (?:an? )?nans?\b",
         rb"(?:\b\w{1,16}[:=] ?nan[ ,|;]{1,4}){4}",  # fields in a row
@@ -192,7 +194,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "communication_error high communication communication",
-        "nccl warn, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
+        "nccl warn, lost communication, heartbeat lost, received errors, unhandled cuda, unhandled system, "
+        "|ccl_error|, nccl error, nccl failure, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, "
         "nccl watchdog, nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, "
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
@@ -205,12 +208,13 @@ SIGNS: tuple[Sign, ...] = (
         rb"no socket interface)",
         rb"\[(?:error|critical)\] ?(?:hcc[lp]|hcom|distributed)\(",
         rb"\bstopped sending heartbeats|\bgot completion from peer\b[^|]{0,64} with (?:error|status)",
-        rb"\[c10d\][^|]{0,120}\bfailed\b",
+        rb"\[c10d\][^|]{0,120}\bfailed\b|\breceived errors while waiting for\b|\b[nh]ccl heartbeat lost\b|"
+        rb"\blost communication with\b",
         rb"\b(?:" + ADAPTERS + rb")\b[^|]{0,120}\b(?:time[sd]? ?out|fatal error|compromised)\b",
         rb"\btransport retry count(?:er)? exceeded\b",
         rb"\bconnect to [\w.:<>\[\]-]{3,64} failed",
         rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
-        rb"\bnccl (?:error|failure)\b",
+        rb"\bnccl (?:error|failure)\b|\bunhandled (?:cuda|system) error\b|\|ccl_error\|",
         rb"\b[nh]ccl watchdog thread terminated with\b",
         rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
         rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
@@ -224,10 +228,10 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "deadlock high unknown communication",
-        "deadlock, hang, hung, stuck, for more than, detected stall, hard lockup",
+        "deadlock, hang, hung, stuck, for more than, detected stall, hard lockup, watchdog timeout",
         rb"(?:^|[^\w-])(?:deadlock(?:s|ed)?|hangs?|hanging|hung|stuck)(?:$|[^\w=-])",
         rb"task .{1,64} blocked for more than \d{1,9} seconds",
-        rb"\bdetected stalls? on\b|\bhard lockup\b",
+        rb"\bwatchdog timeout(?: \(|[:!.]|$)|\bdetected stalls? on\b|\bhard lockup\b",
     ),
     _sign(
         "gpu_xid high kernel device",
@@ -236,11 +240,12 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "device_lost critical gpu device",
-        "off the bus,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, (fatal), adapter failed, "
+        "off the bus, error_device_lost,  is lost, heartbeat lost, device handle for gpu, no longer on the bus, "
+        "(fatal), adapter failed, "
         "marked for reset, device inaccessible, pciehp",
         rb"\b(?:[gn]pu|device|chip)\b[^|]{0,60}\bheartbeat lost\b",
         rb"\b(?:fallen|fell|dropped|is no longer) (?:off|on) the bus",
-        rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b",
+        rb"\b(?:gpu|npu|device)\b[^|.]{0,60} is lost\b|(?:\b|_)error_device_lost\b",
         rb"unable to determine the device handle for gpu",
         rb"\brm_?init_?adapter failed",
         rb"\bgpu marked for reset\b|\bpciehp: [^|]{0,24}\blink down\b",
@@ -267,7 +272,7 @@ SIGNS: tuple[Sign, ...] = (
         "aicpu, ai cpu, vector core, cube core, kernel task, internal task, "
         "task scheduler, hardware execution,  occur, error code, err0, "
         "err99, runtime result, runtime acl, call acl, call rt, aclrt, stream failed, gpu reset begin, "
-        "halted unexpectedly, amdgpu, nvrm: , habanalabs, "
+        "halted unexpectedly, xid=, amdgpu, nvrm: , habanalabs, "
         "device recovery, " + CODES,
         rb"device-side assert\b|\.cuh?:\d{1,6}: [^|]{1,200}\bassertion `",
         rb"illegal memory access|unspecified launch failure|misaligned address",
@@ -289,7 +294,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b(?:[gnthx]pu|device) initiali[sz]ation failed\b",
         rb"\bfailed to initiali[sz]e (?:the )?(?:[gnthx]pu|nvml|device)s?\b",
         rb"\bcore halted unexpectedly|\bsync\w{0,8} (?:\w{1,12} )?stream failed",
-        rb"\bgpu reset begin\b|\bdevice recovery failed\b",
+        rb"\bxid=\d{1,3}\b|\bgpu reset begin\b|\bdevice recovery failed\b",
         rb"\b(?:" + DRIVERS + rb")\b[^|]{0,120}\b(?:fail(?:ed|ure)|time[sd]? ?out|hang|page fault|unresponsive|"
         rb"error,|fatal)",
         rb"\b(?:error code|runtime result|failed)(?: is)? ?[:=]? ?(?:[125]07|[135]61)\d{3}\b",
@@ -304,10 +309,10 @@ SIGNS: tuple[Sign, ...] = (
         "disk_error high storage",
         "pytorchstreamwriter, inline_container, transport endpoint, i/o error, input/output error, "
         "read-only file system, stale file handle, stale nfs, -fs error, xfs_force_shutdown, nvme, nfs: server, "
-        "lustreerror, mountvolume",
+        "lustreerror, mountvolume, disk failure",
         rb"\bpytorchstreamwriter failed writing",
         rb"\bmountvolume\.\w{2,16} failed\b|\binline_container\.cc:\d{1,5}\] \. unexpected pos",
-        rb"\bi/o error, dev \w",
+        rb"\bi/o error, dev \w|\bdisk failure\b",
         rb"\bnvme\d{1,3}: i/o [^|]{0,80}\btimeout",
         rb"\bnfs: server \S{1,80} (?:not responding|timed out)",
         rb"\blustreerror: [^|]{0,200}(?:timed out|evicted|\blost\b)",
@@ -318,14 +323,15 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         "job_cancelled medium launcher process",
-        "cancelled at, walltime, wallclock, wall time, time limit, thread limit, cpu limit, due to preemption, "
+        "cancelled at, job was , interruption notice, walltime, wallclock, wall time, time limit, thread limit, "
+        "cpu limit, due to preemption, "
         "preempted, forcing job, force terminated, been revoked, got signal, caught signal, received signal, "
         "sigterm, sighup, sigint, sigquit, sigusr, sigxcpu, death signal",
-        rb"\bcancelled at\b",
+        rb"\bcancelled at\b|\bjob was (?:evicted|aborted|removed)\b",
         rb"\b(?:exceed|reach)(?:s|ed|ing) [^|.]{0,24}\b(?:wall ?(?:time|clock)|time|cpu|thread) limit|"
         rb"\bwall ?(?:time|clock) [^|.]{0,24}\bexceed(?:s|ed)\b",
         rb"due to (?:time limit|preemption)|\bforcing job termination\b|\bpreempted by\b",
-        rb"\bforce terminated job\b|\ballocation \d{1,12} has been revoked\b",
+        rb"\bforce terminated job\b|\binterruption notice\b|\ballocation \d{1,12} has been revoked\b",
         rb"\b(?:job|pod|node|instance|worker)\b[^|.]{0,40}\b(?:is|was|been|being) preempted\b",
         rb"\b(?:got|caught|received) signal:? (?:1|2|3|10|12|15)\b",
         rb"\b(?:got|caught|received)\b[^|.]{0,32}\bsig(?:hup|int|quit|usr[12]|term|xcpu)\b",
@@ -337,7 +343,9 @@ SIGNS: tuple[Sign, ...] = (
         "childfailederror, exitcode, received by pid, received at, sigabrt, sigbus, sigsegv, "
         "segmentation fault, core dumped, received signal, died with, "
         "return code, exit code, a fatal error, deaderror, terminated with, exited on signal, exit with exception, "
-        "segfault at, by signal: , general protection, exited unexpectedly, crashederror, unavailableerror, died, "
+        "segfault at, by signal: , general protection, exited unexpectedly, exits unexpectedly, unexpectedly exit, "
+        "with code, "
+        "crashederror, unavailableerror, died, "
         "back-off restarting, crashloopbackoff, srun: error, non-zero exit status, "
         "non-zero status, non-zero exit code, been shut down, "
         "failure of node, "
@@ -349,17 +357,18 @@ SIGNS: tuple[Sign, ...] = (
         rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
         rb"\bsig(?:abrt|bus|fpe|ill|kill|segv) (?:was )?(?:received|caught)\b",
         rb"\bsegmentation fault\b|\[\d{1,9}\]:? (?:segfault at|general protection fault)",
-        rb"\bdataloader worker \(pid[^|]{0,80} (?:exited unexpectedly|is killed by signal: [^kb])",
+        rb"\bdataloader worker \(pid[^|]{0,80} is killed by signal: [^kb]|\bexit(?:s|ed) unexpectedly\b|"
+        rb"\bunexpectedly exit(?:s|ed)\b",
         rb"\(core dumped\)",
         rb"\breceived signal \d{1,3}\b|died with <signals",
-        rb"exits with return code = -?[1-9]",
+        rb"exits with return code = -?[1-9]|\bexitcode [1-9]",
         rb"(?:exited|failed|terminated) with (?:exit )?code -?[1-9]",
         rb"\bencountered a fatal error\b",
         rb"process \d{1,9} (?:terminated with (?:signal|exit code|the following error)|exit(?:s|ed)? with exception)",
         rb"\bexited on signal \d",
         rb"\breturned non-zero exit status [1-9]|\bexited with (?:a )?non-zero (?:exit )?(?:status|code)\b",
         rb"\bdue to failure of node\b|\bhas been shut down\. this (?:was|has been) caused by an exception\b",
-        rb"\b(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
+        rb"\b\w{0,16}(?:actor|worker|node|engine)(?:died|dead|crashed|unavailable)error\b",
         rb"\b(?:actor|worker|engine)\b[^|.]{0,40}\bdied\b",
         rb"\bback-off restarting failed container\b|\bcrashloopbackoff\b",
         rb"\bsrun: error: [^|]{1,80}: (?:killed|terminated|aborted|segmentation fault|bus error)\b",
@@ -370,7 +379,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\*{3} process received signal\b|\bdouble free or|\b(?:munmap_chunk|free|malloc\w{0,12})\(\): |"
         rb"\bkernel panic - not syncing|\bbug: unable to handle |\boops: [\da-f]{4} \[#|"
         rb"\bcorrupted size vs|\bstack smashing detected",
-        rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b",
+        rb"\bnode\b[^|]{0,160}\bmarked dead\b|\bnode is not ready\b|\bnodenotready\b",
     ),
     _sign(
         "communication_error high communication " + OF_ERROR,

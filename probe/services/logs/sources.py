@@ -87,6 +87,8 @@ def _reason(place: str, error: Exception) -> str:
         return message("nothing is read from a server: load it down, or pipe it to `probe logs parse -`")
     if {*"*?["} & {*place}:
         return message("there is no file of this name: leave the quotes out, so that the shell finds the files")
+    if isinstance(error, FileNotFoundError):
+        return message("there is no such file or folder: check the path")
     return advice_of(error)
 
 
@@ -107,6 +109,10 @@ def blocks(place: str) -> Iterator[bytes]:
                         yield data
             else:
                 yield from _read(file.fileno())
+    except gzip.BadGzipFile:
+        raise SourceError(
+            "{place}: expected gzip, as the name says, got something else; rename a text without .gz", place=place
+        ) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise SourceError("{place}: cannot be read: {error}", place=place, error=advice_of(error)) from None
 

@@ -50,7 +50,8 @@ def columns_of(text: str) -> Columns | None:
 
 
 def _are_names(cells: Columns) -> bool:
-    return FEWEST <= len(cells) <= MOST and all(map(NAME.fullmatch, cells.values()))
+    twice = any(len(COUNTERS.intersection(map(ours, cell.split()))) > 1 for cell in cells.values())
+    return FEWEST <= len(cells) <= MOST and not twice and all(map(NAME.fullmatch, cells.values()))
 
 
 def row_of(text: str, columns: Columns) -> Metrics:

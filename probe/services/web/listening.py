@@ -33,10 +33,12 @@ def parsed_address(text: str, port: int = 0) -> tuple[str, int]:
     """
     if (address := host_and_port(text)) is not None:
         return address
+    if (last := text.rpartition(":")[2]).isdecimal() and (len(last) > 5 or int(last) > _HIGHEST):
+        raise ServerError("--listen {text}: expected a port from 0 to 65535, got {port}", text=text, port=last)
     bare, usual = text.removeprefix(":").isdecimal(), "127.0.0.1"
     host, number = (usual, int(text.removeprefix(":"))) if bare else (text.strip("[]") or usual, port)
     is_host = ":" not in host or _is_version_6(host)
-    if number > _HIGHEST or not (bare or is_host) or not text:
+    if not (bare or is_host) or not text:
         raise ServerError("--listen {text}: expected HOST:PORT, such as 127.0.0.1:8090 or 0.0.0.0:8090", text=text)
     return host, number
 

@@ -501,7 +501,11 @@ def test_yaml_that_holds_itself(tmp_path: Path) -> None:
 def test_yaml_makes_no_objects(tmp_path: Path) -> None:
     """A YAML tag that asks for a Python object is a syntax error."""
     path = written(tmp_path / "a.yaml", "eps: !!python/object/apply:os.getpid []\n")
-    assert "not valid YAML" in refused(path)[0]
+    assert (
+        ":1:6: not valid YAML: expected plain values, got the tag !!python/object/apply:os.getpid;" in refused(path)[0]
+    )
+    path = written(tmp_path / "b.yaml", "targets: {}\n  ops: [norm]\n")
+    assert ":2:3: not valid YAML: expected as many spaces before this line" in refused(path)[0]
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
