@@ -8,6 +8,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.utils import checkpoint
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from probe.core.backend import fused_reduce
@@ -35,7 +36,7 @@ from probe.pytorch.engines.fsdp1 import is_flat
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
 from probe.pytorch.groups import collectives  # noqa: F401 - a function of the protocol
 from probe.pytorch.host_moments import Array, host_place
-from probe.pytorch.loss_graphs import BEGUN, kept_losses, life, loss_graph  # noqa: F401 - functions of the protocol
+from probe.pytorch.loss_graphs import BEGUN, STREAMS, kept_losses, life, loss_graph  # noqa: F401 - functions of the protocol
 from probe.pytorch.modes import unseen
 from probe.pytorch.oddities import oddities  # noqa: F401 - a function of the protocol
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
@@ -57,6 +58,8 @@ LEVELS = 2
 """Levels of modules whose mode is looked at, below the first."""
 NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 """Options of optimizers whose updates do not depend on the size of the gradient."""
+CALLS = 8
+"""Calls between a clip and what it calls, at most, with those of this package."""
 LOCAL_SGD = "PostLocalSGDState"
 """Class of ``torch.distributed`` for the state of a hook with which ranks train apart (torch 2.13)."""
 _level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -297,7 +300,8 @@ def _state_of(sampler: Any) -> tuple[Any, int]:
 
 def on_habit(noted: Callable[[str, Any], None], faults: FaultCounter) -> Remove:
     """Call ``noted`` with ``masks drawn anew`` where activations with dropout are checkpointed without the state of the
-    random numbers, and with ``schedule`` and its optimizer where a schedule is stepped whose optimizer has not."""
+    random numbers, with ``clip by value`` before such a clip, and with ``schedule`` and its optimizer where a schedule is
+    stepped whose optimizer has not."""
     return _habits.listen(_Habits(noted, faults))
 
 
@@ -310,6 +314,8 @@ class _Habits:
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 """Function of torch 2.4 to 2.13 that runs a checkpoint which is not reentrant."""
+_GROUPS = "_group_tensors_by_device_and_dtype"
+"""Function that clips call in torch 2.4 to 2.13."""
 _ADVANCE = "_enable_get_lr_call"
 """Context of torch 2.4 to 2.13 in which a schedule takes a step: ``step`` itself warns of what its caller does."""
 _schedules: weakref.WeakKeyDictionary[Any, weakref.ref[lr_scheduler.LRScheduler]] = weakref.WeakKeyDictionary()
@@ -321,6 +327,7 @@ def _listen_to_habits() -> Iterator[Undo]:
         (checkpoint, _GENERATOR, _drawn_anew),
         (getattr(lr_scheduler, _ADVANCE, object), "__init__", _scheduled),
         (torch.nn.Module, "load_state_dict", _loaded),
+        (clip_grad, _GROUPS, _valued),
         (DataLoader, "__iter__", _begun),
     ):
         if owner is not object and hasattr(owner, name):
@@ -368,8 +375,18 @@ def _loaded(
             noted("loads itself", None)
 
 
+def _valued(noted: Callable[[str, Any], None], *_: Any, **__: Any) -> None:
+    """Note a clip by value; other clips take norms."""
+    frames = accumulate(range(CALLS), lambda frame, _: frame and frame.f_back, initial=sys._getframe())
+    if any(frame is not None and frame.f_code.co_name == "clip_grad_value_" for frame in frames):
+        noted("clip by value", None)
+
+
 def _begun(noted: Callable[[str, Any], None], loader: Any, *_: Any, **__: Any) -> None:
     """Note a sampler, and a beginning of a loader whose first batch is the same each time, with others behind it."""
+    if isinstance(loader.dataset, IterableDataset):
+        STREAMS.update([loader] if loader.num_workers > 1 else ())
+        return
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     BEGUN[id(sampler)] = sampler
     if torch.is_grad_enabled() and type(loader.sampler) is SequentialSampler and len(loader) > 1:

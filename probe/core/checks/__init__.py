@@ -32,10 +32,13 @@ from probe.core.checks.habits import (
 from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.inputs_zero import InputsZero
 from probe.core.checks.loss_form import (
+    AllIgnored,
+    BatchesTwice,
     CopiedLabels,
     DataWritten,
     DoubleSoftmax,
     DropoutRepeats,
+    ExchangedArguments,
     ExchangedAxes,
     InvertedMask,
     InvertedWeights,
@@ -70,6 +73,7 @@ from probe.core.checks.oddities import (
     FrozenNormDrifts,
     NormMomentum,
     OneMemory,
+    RoundedAway,
 )
 from probe.core.checks.optimizer_remade import OptimizerRemade
 from probe.core.checks.order_repeated import OrderRepeated
@@ -127,6 +131,7 @@ CHECKS: dict[str, type[Check]] = {
     "betas-exchanged": BetasExchanged,
     "decay-too-large": DecayTooLarge,
     "copy-stays": CopyStays,
+    "rounded-away": RoundedAway,
     "tie-broken": TieBroken,
     "written-between-updates": WrittenBetweenUpdates,
     "root-not-trained": RootNotTrained,
@@ -161,6 +166,8 @@ CHECKS: dict[str, type[Check]] = {
     "softmax-twice": DoubleSoftmax,
     "not-log-probabilities": LogarithmMissing,
     "broadcast-loss": PairwiseLoss,
+    "arguments-exchanged": ExchangedArguments,
+    "ignored-labels": AllIgnored,
     "not-causal": ReadsAhead,
     "unshifted-labels": CopiedLabels,
     "labels-shifted-twice": LateLabels,
@@ -172,6 +179,7 @@ CHECKS: dict[str, type[Check]] = {
     "made-in-forward": MadeInForward,
     "one-row": OneRow,
     "dropout-repeats": DropoutRepeats,
+    "samples-repeated": BatchesTwice,
     "term-without-gradient": NoGradientTerm,
     "goal-not-detached": MovingGoal,
     "same-order": OrderRepeated,

@@ -8,10 +8,10 @@ from math import isfinite
 
 import numpy as np
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing, module_of
-from probe.core.checks.update_facts import Array, Mask, is_any
+from probe.core.checks.update_facts import Array, Mask, UpdateFacts, is_any
 from probe.core.language import message
 
 SOON = 8
@@ -27,6 +27,8 @@ FADED = 0.25
 """Part of its usual size below which a norm has faded: a coefficient of the loss goes to 0."""
 SLOWNESS = 0.05
 """Weight of an update in the running mean that is the usual size."""
+NOTHING = 100
+"""Updates from the beginning on with zeros alone and losses of 0 after which these are noted: rewards may be rare."""
 MUCH = 0.2
 """Part of the elements of all parameters that have had a gradient."""
 EXPERT, AUXILIARY = re.compile(r"expert", re.IGNORECASE), re.compile(r"(?<![a-z])aux(?!in)", re.IGNORECASE)
@@ -42,7 +44,8 @@ class GradientGone(ChangeCheck):
     be zero: a hinge loss may be satisfied.
 
     Modules whose gradients were exactly zero in all of the first updates are reported, too, if they are much of the
-    model, and its beginning: a step such as rounding has no slope. Others may wait for a part of the loss.
+    model, and its beginning: a step such as rounding has no slope. Others may wait for a part of the loss. So are all
+    gradients together, of losses that are not 0; a hundred updates with losses of 0 and no gradient are noted.
     """
 
     name = "gradient-gone"
@@ -60,6 +63,8 @@ class GradientGone(ChangeCheck):
     def __init__(self) -> None:
         super().__init__()
         self._names: tuple[str, ...] | None = None
+        self._idle, self._has_loss, self._since_first = 0, False, -1
+        """Updates from the beginning on with zeros alone, whether any of their losses was not 0, and their first step."""
 
     def _begin(self, names: tuple[str, ...]) -> None:
         """Forget all modules: there are others now."""
@@ -100,6 +105,7 @@ class GradientGone(ChangeCheck):
             return
         self._add_alike()
         alive = self._any(np.frombuffer(update.pattern, np.bool_))
+        yield from self._idles(facts, bool(alive.any()))
         if not alive.any() and not (facts.loss_seen and facts.loss):
             return
         self.judged = True
@@ -180,6 +186,18 @@ class GradientGone(ChangeCheck):
             since=since,
         )
         yield self.finding(facts, since, text, {"modules": int(ended.sum()), "updates": updates}, where)
+
+    def _idles(self, facts: UpdateFacts, alive: bool) -> Iterator[CheckFinding]:
+        """Report that no update since the beginning had a gradient."""
+        if alive or self._idle >= NOTHING:
+            self._idle = NOTHING
+            return
+        self._since_first = facts.step if self._since_first < 0 else self._since_first
+        self._idle, self._has_loss = self._idle + 1, self._has_loss or (facts.loss_seen and bool(facts.loss))
+        if self._idle == (LATE if self._has_loss else NOTHING):
+            text = message("all gradients are exactly 0 in all of the first {updates} updates", updates=self._idle)
+            grade: Grade = self.grade if self._has_loss else "note"
+            yield self.finding(facts, self._since_first, text, {"updates": self._idle}, grade=grade)
 
     def _never(self, update: JudgedUpdate, gone: Mask) -> Iterator[CheckFinding]:
         """Report modules that have had zeros alone, as soon as there were enough updates."""

@@ -232,7 +232,10 @@ class Sentinel:
             return
         if name == FirstBatch.habit and not self._loop.training([model for _, model in self._watch.run.chunks]):
             return  # an evaluation begins its loader again
-        if optimizer is None:
+        if name == "clip by value":
+            for memory, clipped in zip(self._optimizers.all(), self._watch.run.optimizers, strict=False):
+                memory.scaled |= self._is_scaled(memory, clipped, None)
+        elif optimizer is None:
             self._habits.add(name)
         elif self._optimizers.number(optimizer) is None:
             owned = {*map(id, self._watch.run.framework.hooks.owned(optimizer))}
@@ -349,6 +352,7 @@ class Sentinel:
             trainable=memory.trainable(self._loop.requires(memory.parameters)) if visible else memory.none,
             state_steps=None,
             ties=self._optimizers.tied(),
+            earlier_ties=self._optimizers.earlier_ties,
             uses=self.roots.survey.uses,
             sizes=memory.sizes,
             groups=memory.groups,
