@@ -544,10 +544,8 @@ class _Survey:
         return None
 
 
-def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
-    """Return a loss with the relation of its labels to the tokens: of those that hold by chance, too, the one that is
-    meant."""
-    relations: dict[Relation, float] = {}
+def _counted(loss: _Loss, numbers: Sequence[float]) -> LossCall:
+    """Return a loss with what was counted of its labels."""
     call = loss.call
     if loss.digest >= 0:
         call = call._replace(labels=int(numbers[loss.digest]))
@@ -558,6 +556,14 @@ def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
     if loss.ends:
         least, most, falls = (numbers[end] for end in loss.ends)
         call = call._replace(spread=math.inf if falls else most - least)
+    return call
+
+
+def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
+    """Return a loss with the relation of its labels to the tokens: of those that hold by chance, too, the one that is
+    meant."""
+    relations: dict[Relation, float] = {}
+    call = _counted(loss, numbers)
     for pair in loss.pairs:
         labels = numbers[pair.labels]
         same, following, second = (numbers[missed] for missed in pair.missed)

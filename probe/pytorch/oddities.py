@@ -57,8 +57,8 @@ _pasts: weakref.WeakKeyDictionary[Any, _Past] = weakref.WeakKeyDictionary()
 
 def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], Oddities]:
     """Return a function that waits for the oddities, by kind, each with its places: ``frozen norms``, ``norm
-    momentum``, ``one memory``, ``betas``, ``decay``, ``rounded away`` and ``copies that stay``. What changes is compared
-    with the last look."""
+    momentum``, ``one memory``, ``betas``, ``decay``, ``rounded away`` and ``copies that stay``. What changes is
+    compared with the last look."""
     with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
         names = {id(parameter): name for model in models for name, parameter in model.named_parameters()}
         things = [*reached()]
@@ -97,7 +97,9 @@ def _outside(things: Iterable[Any], models: Sequence[torch.nn.Module]) -> Iterat
     for thing in things:
         if isinstance(thing, torch.nn.Module) and inside.isdisjoint(map(id, thing.modules())):
             inside |= {*map(id, thing.modules())}
-            yield from ((f"{type(thing).__name__}.{name}", norm) for name, norm in thing.named_modules() if _counts(norm))
+            yield from (
+                (f"{type(thing).__name__}.{name}", norm) for name, norm in thing.named_modules() if _counts(norm)
+            )
 
 
 def _is_frozen(norm: _BatchNorm) -> bool:
@@ -174,9 +176,7 @@ def _doubled(owned: Sequence[Any], names: Mapping[int, str]) -> Iterator[str]:
                 yield names.get(id(parameter), "")
 
 
-def _copies(
-    things: Iterable[Any], owned: Sequence[Any], names: Mapping[int, str], optimizer: Any
-) -> Iterator[_Copy]:
+def _copies(things: Iterable[Any], owned: Sequence[Any], names: Mapping[int, str], optimizer: Any) -> Iterator[_Copy]:
     """Yield tensors of the sizes of a few parameters that are no parameters, gradients or moments of the optimizer."""
     some = [p for p in owned if type(p) in PLAIN and p.dim() > 1 and p.numel() <= MOST_ELEMENTS and id(p) in names]
     places = {tuple(parameter.shape): names[id(parameter)] for parameter in some[:REFERENCES]}

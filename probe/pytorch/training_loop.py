@@ -60,6 +60,8 @@ NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 """Options of optimizers whose updates do not depend on the size of the gradient."""
 CALLS = 8
 """Calls between a clip and what it calls, at most, with those of this package."""
+FALLS, FALLEN = 3, 0.9
+"""Numbers after the first, and the part of it to which they fall, where a schedule waits for them to rise."""
 LOCAL_SGD = "PostLocalSGDState"
 """Class of ``torch.distributed`` for the state of a hook with which ranks train apart (torch 2.13)."""
 _level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -300,8 +302,8 @@ def _state_of(sampler: Any) -> tuple[Any, int]:
 
 def on_habit(noted: Callable[[str, Any], None], faults: FaultCounter) -> Remove:
     """Call ``noted`` with ``masks drawn anew`` where activations with dropout are checkpointed without the state of the
-    random numbers, with ``clip by value`` before such a clip, and with ``schedule`` and its optimizer where a schedule is
-    stepped whose optimizer has not."""
+    random numbers, with ``clip by value`` before such a clip, ``maximum falls`` (see ``_measured``), and with
+    ``schedule`` and its optimizer where a schedule is stepped whose optimizer has not."""
     return _habits.listen(_Habits(noted, faults))
 
 
@@ -318,6 +320,8 @@ _GROUPS = "_group_tensors_by_device_and_dtype"
 """Function that clips call in torch 2.4 to 2.13."""
 _ADVANCE = "_enable_get_lr_call"
 """Context of torch 2.4 to 2.13 in which a schedule takes a step: ``step`` itself warns of what its caller does."""
+_maxima: weakref.WeakKeyDictionary[Any, list[tuple[float, ...]]] = weakref.WeakKeyDictionary()
+"""Numbers that schedules have got which wait for a maximum, each with the rates."""
 _schedules: weakref.WeakKeyDictionary[Any, weakref.ref[lr_scheduler.LRScheduler]] = weakref.WeakKeyDictionary()
 """Schedule that was stepped last, by optimizer."""
 
@@ -328,6 +332,7 @@ def _listen_to_habits() -> Iterator[Undo]:
         (getattr(lr_scheduler, _ADVANCE, object), "__init__", _scheduled),
         (torch.nn.Module, "load_state_dict", _loaded),
         (clip_grad, _GROUPS, _valued),
+        (lr_scheduler.ReduceLROnPlateau, "step", _measured),
         (DataLoader, "__iter__", _begun),
     ):
         if owner is not object and hasattr(owner, name):
@@ -401,6 +406,18 @@ def _scheduled(noted: Callable[[str, Any], None], _: Any, schedule: Any) -> None
     _schedules[schedule.optimizer] = weakref.ref(schedule)
     if not getattr(schedule.optimizer, "_opt_called", False):  # else another steps through it, as SAM does
         noted("schedule", schedule.optimizer)
+
+
+def _measured(noted: Callable[[str, Any], None], schedule: Any, metrics: Any = None, *_: Any, **__: Any) -> None:
+    """Note a schedule that waits for a maximum, and has lowered the rate while the number that it gets only fell."""
+    number = _on_host(metrics)
+    if schedule.mode != "max" or math.isnan(number):
+        return
+    rate, seen = rates(schedule.optimizer), _maxima.setdefault(schedule, [])
+    seen.append((number, *rate))
+    first, *others = (values[0] for values in seen)
+    if len(others) >= FALLS and max(others) < first > 0 and number <= FALLEN * first and rate < seen[0][1:]:
+        noted("maximum falls", None)
 
 
 def advanced(optimizer: Any) -> int | None:

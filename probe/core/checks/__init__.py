@@ -28,6 +28,7 @@ from probe.core.checks.habits import (
     MasksDrawnAnew,
     OtherSchedule,
     PartsClipped,
+    PlateauOfMaximum,
 )
 from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.inputs_zero import InputsZero
@@ -140,6 +141,7 @@ CHECKS: dict[str, type[Check]] = {
     "schedule-ahead": ScheduleReturns,
     "schedule-of-another": OtherSchedule,
     "schedule-restarted": ScheduleRestarted,
+    "plateau-of-maximum": PlateauOfMaximum,
     "unfrozen-not-held": UnfrozenNotHeld,
     "state-restarted": StateRestarted,
     "optimizer-remade": OptimizerRemade,

@@ -64,7 +64,7 @@ class GradientGone(ChangeCheck):
         super().__init__()
         self._names: tuple[str, ...] | None = None
         self._idle, self._has_loss, self._since_first = 0, False, -1
-        """Updates from the beginning on with zeros alone, whether any of their losses was not 0, and their first step."""
+        """Updates from the beginning on with zeros alone, whether a loss of theirs was not 0, and the first step."""
 
     def _begin(self, names: tuple[str, ...]) -> None:
         """Forget all modules: there are others now."""

@@ -155,6 +155,25 @@ class FirstBatch(Habit):
         return message("each update begins an unshuffled loader again, and takes its first batch")
 
 
+class PlateauOfMaximum(Habit):
+    """Report a schedule of plateaus that waits for a maximum, and has lowered the rate while the number that it gets
+    has fallen to nine tenths or less, and never was above the first: it gets a loss."""
+
+    habit = "maximum falls"
+    updates = 1
+    name = "plateau-of-maximum"
+    title = "Plateau of a maximum"
+    why = "The better the model, the smaller the learning rate, until nothing is learnt."
+    source = "https://github.com/FunctionLab/selene/issues/115"
+    sees = "the numbers that schedules of plateaus get"
+    remedy = "Pass mode='min' to ReduceLROnPlateau, or an accuracy to its step."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("a schedule waits for a maximum, gets a number that falls, and lowers the learning rate")
+
+
 class GraphsKept(Habit):
     """Report that the graphs of the first losses that were looked at still exist a hundred losses later: a sum or list
     of losses keeps them."""

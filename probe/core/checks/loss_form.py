@@ -523,13 +523,13 @@ class ExchangedArguments(LossForm):
         """Return the fault of some losses; None if there is none."""
         if not all(call.exchanged for call in calls):
             return None
-        text = message("the labels of {function} have a gradient, and the scores have none", function=calls[0].function)
+        function = calls[0].function
+        text = message("the labels of {function} have a gradient, and the scores have none", function=function)
         return LossFault(text, {"calls": len(calls)})
 
 
 class AllIgnored(LossForm):
-    """Report that each of the first losses ignores all of its labels: a template was not found, or masks are inverted.
-    """
+    """Report that each of the first losses ignores all its labels: a template was not found, or a mask is inverted."""
 
     name = "ignored-labels"
     title = "All labels are ignored"
@@ -626,8 +626,8 @@ class DropoutRepeats(OfShapes):
 
 class BatchesTwice(OfShapes):
     """Report batches of several workers of an iterable data set that have the labels of the one before, in two of the
-    first updates, and not in others: each worker reads all samples. It is a note where the loader is not seen: a program
-    may use each batch several times."""
+    first updates, and not in others: each worker reads all samples. It is a note where the loader is not seen:
+    a program may use each batch several times."""
 
     name = "samples-repeated"
     title = "Each worker reads all"

@@ -52,8 +52,8 @@ class Oddity(FactCheck):
 
 class FrozenNormDrifts(Oddity):
     """Note batch norms whose weights are frozen, and whose statistics go on with each batch: they are in training mode,
-    by oversight, or to follow other data; also in other models, such as a teacher. Those of an average of the model have
-    weights that are written."""
+    by oversight, or to follow other data; also in other models, such as a teacher. Those of an average of the model
+    have weights that are written."""
 
     kind_of_oddity = "frozen norms"
     kind: ClassVar[CheckClass] = "unusual"
@@ -153,7 +153,9 @@ class RoundedAway(Oddity):
     @classmethod
     def sentence(cls, places: str) -> Message:
         """Return what is found at some places."""
-        return message("{places}: updates are too small for the precision of the weights, and change nothing", places=places)
+        return message(
+            "{places}: updates are too small for the precision of the weights, and change nothing", places=places
+        )
 
 
 class CopyStays(Oddity):

@@ -11,7 +11,7 @@ from probe.core.language import message
 
 
 class TieBroken(ChangeCheck):
-    """Report names that stood for one parameter at an update, and do not at a later one, perhaps of another optimizer."""
+    """Report names that stood for one parameter at an update, and do not at a later one, if of another optimizer."""
 
     name = "tie-broken"
     title = "Tie broken"
