@@ -27,6 +27,8 @@ REFERENCES = 3
 """Parameters of which copies are looked for."""
 MOST_COPIES, MOST_ROUNDED, MOST_ELEMENTS = 32, 8, 1 << 16
 """Copies of each, weights of half precision, and elements of one, that are looked at."""
+ROUNDING = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW})
+"""Optimizers whose updates round weights to the nearest number."""
 LOST = 0.9
 """Part of the numbers with a gradient whose updates are rounded away from which on a parameter hardly moves."""
 WRITES = 5
@@ -82,7 +84,7 @@ def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], 
         return lambda: {
             **settings,
             "copies that stay": tuple(dict.fromkeys(_staying(pairs))),
-            "rounded away": tuple(name for name, is_lost in lost if is_lost()),
+            "rounded away": tuple(_most(lost)),
         }
 
 
@@ -95,7 +97,11 @@ def _outside(things: Iterable[Any], models: Sequence[torch.nn.Module]) -> Iterat
     """Yield the batch norms that follow the batches in other models, such as a teacher, with their names there."""
     inside = {id(module) for model in models for module in model.modules()}
     for thing in things:
-        if isinstance(thing, torch.nn.Module) and inside.isdisjoint(map(id, thing.modules())):
+        if (
+            issubclass(type(thing), torch.nn.Module)
+            and "_modules" in vars(thing)
+            and inside.isdisjoint(map(id, thing.modules()))
+        ):
             inside |= {*map(id, thing.modules())}
             yield from (
                 (f"{type(thing).__name__}.{name}", norm) for name, norm in thing.named_modules() if _counts(norm)
@@ -109,25 +115,36 @@ def _is_frozen(norm: _BatchNorm) -> bool:
 def _lost(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Yield the largest weights of half precision, each with a function that waits for whether rounding to the nearest
     number loses their updates, as the optimizers of torch make them."""
-    kind = type(optimizer)
-    is_known = kind.__module__.startswith("torch.optim") and kind.__name__ in ("SGD", "Adam", "AdamW")
+    groups = optimizer.param_groups if type(optimizer) in ROUNDING else ()
     pairs = [
         (parameter, group)
-        for group in optimizer.param_groups
+        for group in groups
         for parameter in group["params"]
-        if type(parameter) in PLAIN and parameter.dtype.itemsize == 2 and parameter.dim() > 1 and id(parameter) in names
+        if id(parameter) in names and _is_half(parameter) and _is_half(parameter.grad)
     ]
-    for parameter, group in sorted(pairs, key=lambda pair: -pair[0].numel())[:MOST_ROUNDED] if is_known else ():
-        rates = [rate for rate in (group.get("lr"), group.get("initial_lr")) if isinstance(rate, float | int)]
-        if parameter.grad is None or not rates or not parameter.is_floating_point():
+    for parameter, group in sorted(pairs, key=lambda pair: -pair[0].numel())[:MOST_ROUNDED]:
+        rates = [rate for rate in (group["lr"], group.get("initial_lr")) if isinstance(rate, float | int)]
+        if not rates:
             continue
         weights, gradients = (x.detach().flatten()[:MOST_ELEMENTS].float() for x in (parameter, parameter.grad))
-        sizes = gradients.abs() / (1 - group["momentum"]) if "momentum" in group else (gradients != 0).float()
+        sizes = gradients.abs() / max(1 - group["momentum"], 1e-3) if "momentum" in group else (gradients != 0).float()
         # half of the distance to the next number is a quarter of the precision of a weight, or more
         is_lost = max(rates) * sizes < weights.abs() * (torch.finfo(parameter.dtype).eps / 4)
         counts = [(is_lost & (gradients != 0)).sum().float(), (gradients != 0).sum().float()]
         wait = tensors.to_host([tensors.moments(counts, ("sum",), 0.0)])
         yield names[id(parameter)], functools.partial(_hardly_moves, wait)
+
+
+def _most(lost: Sequence[tuple[str, Callable[[], bool]]]) -> list[str]:
+    """Return the names of the weights whose updates are lost, if they are half of those that were looked at or more."""
+    names = [name for name, is_lost in lost if is_lost()]
+    return names if 2 * len(names) >= len(lost) else []
+
+
+def _is_half(tensor: Any) -> bool:
+    """Return whether a tensor is a matrix of half precision, whose numbers lie in a row."""
+    is_plain = type(tensor) in PLAIN and tensor.layout is torch.strided and tensor.is_contiguous()
+    return is_plain and tensor.dtype in (torch.bfloat16, torch.float16) and tensor.dim() > 1
 
 
 def _hardly_moves(wait: Callable[[], Any]) -> bool:
