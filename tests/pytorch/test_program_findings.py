@@ -210,6 +210,32 @@ def schedule_waits_for_a_loss_to_rise(faulty: bool) -> Program:
     return Program(model, [optimizer], steps())
 
 
+@program("clip-before-reduction")
+def each_rank_clips_its_own(faulty: bool) -> Program:
+    """The gradients are averaged by hand."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def steps() -> Iterator[Any]:
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        for step in range(6):
+            yield step
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            for clips in (faulty, not faulty):
+                if clips:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                for parameter in () if clips else model.parameters():
+                    torch.distributed.all_reduce(parameter.grad)
+                    parameter.grad /= 1
+            torch.distributed.barrier()
+            optimizer.step()
+        torch.distributed.destroy_process_group()
+
+    return Program(model, [optimizer], steps())
+
+
 @program("rounded-away", "0.weight")
 def weights_of_half_precision(faulty: bool) -> Program:
     model = net()

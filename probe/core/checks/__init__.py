@@ -21,6 +21,7 @@ from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.checks.gradients_discarded import GradientsDiscarded
 from probe.core.checks.habits import (
     AddsToAnother,
+    ClippedAlone,
     FirstBatch,
     GraphsKept,
     LoadedItself,
@@ -156,6 +157,7 @@ CHECKS: dict[str, type[Check]] = {
     "checkpoint-cut": CheckpointCut,
     "checkpoint-random": MasksDrawnAnew,
     "clip-of-parts": PartsClipped,
+    "clip-before-reduction": ClippedAlone,
     "gradients-of-another": AddsToAnother,
     "graphs-kept": GraphsKept,
     "loads-itself": LoadedItself,

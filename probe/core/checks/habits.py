@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
 from probe.core.checks.update_facts import UpdateFacts
@@ -77,6 +77,24 @@ class PartsClipped(Habit):
     def sentence(cls) -> Message:
         """Return what is found."""
         return message("each rank clips its part of the gradients by the norm of this part")
+
+
+class ClippedAlone(Habit):
+    """Note gradients that ranks clip, and then average or sum: some libraries do so by design."""
+
+    habit = "reduced after a clip"
+    grade: ClassVar[Grade] = "note"
+    name = "clip-before-reduction"
+    title = "Clipped before reduction"
+    why = "Each rank clips by another norm, so that the update is not that of the whole batch."
+    source = "https://github.com/mindspore-lab/mindcv/issues/603"
+    sees = "collectives and writes between a clip and its update"
+    remedy = "Reduce the gradients first, and clip them by the norm of the result."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("each rank clips its own gradients before they are reduced over the ranks")
 
 
 class OtherSchedule(Habit):

@@ -281,6 +281,7 @@ class Sentinel:
                 memory.late_clips.append(used)
             else:
                 memory.clips.append((positions, used))
+                memory.at_clip = self._loop.collectives(), self._loop.versions(self._loop.held(memory.some))
 
     # Updates.
 
@@ -382,6 +383,9 @@ class Sentinel:
     def _habits_now(self, memory: OptimizerMemory) -> frozenset[str]:
         """Return the habits of the program since the last update, at one of an optimizer."""
         more = {"adds to another": memory.adds_to_another(self._made), "keeps graphs": self.roots.survey.keeps_graphs}
+        if memory.at_clip[0] >= 0:
+            versions = self._loop.versions(self._loop.held(memory.some))
+            more["reduced after a clip"] = memory.was_reduced_after_clip(self._loop.collectives(), versions)
         return frozenset((*self._habits, *(name for name, is_met in more.items() if is_met)))
 
     def _oddities(
