@@ -8,7 +8,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from torch.utils.data.distributed import DistributedSampler
 
 from probe.core.backend import fused_reduce
+from probe.core.backend.call_stack import callers
 from probe.core.backend.fused_reduce import FixedArrays
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
@@ -58,8 +59,8 @@ LEVELS = 2
 """Levels of modules whose mode is looked at, below the first."""
 NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 """Options of optimizers whose updates do not depend on the size of the gradient."""
-CALLS = 8
-"""Calls between a clip and what it calls, at most, with those of this package."""
+NEAR = 8
+"""Number of frames up to that of a clip from what it calls, those of this package among them."""
 FALLS, FALLEN = 3, 0.9
 """Numbers after the first, and the part of it to which they fall, where a schedule waits for them to rise."""
 LOCAL_SGD = "PostLocalSGDState"
@@ -382,8 +383,7 @@ def _loaded(
 
 def _valued(noted: Callable[[str, Any], None], *_: Any, **__: Any) -> None:
     """Note a clip by value; other clips take norms."""
-    frames = accumulate(range(CALLS), lambda frame, _: frame and frame.f_back, initial=sys._getframe())
-    if any(frame is not None and frame.f_code.co_name == "clip_grad_value_" for frame in frames):
+    if any(frame.f_code.co_name == "clip_grad_value_" for frame in islice(callers(), NEAR)):
         noted("clip by value", None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
+from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
 from probe.core.checks.update_facts import UpdateFacts
@@ -83,6 +83,7 @@ class ClippedAlone(Habit):
     """Note gradients that ranks clip, and then average or sum: some libraries do so by design."""
 
     habit = "reduced after a clip"
+    kind: ClassVar[CheckClass] = "unusual"
     grade: ClassVar[Grade] = "note"
     name = "clip-before-reduction"
     title = "Clipped before reduction"
