@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from math import isfinite
 
@@ -29,6 +30,8 @@ SLOWNESS = 0.05
 """Weight of an update in the running mean that is the usual size."""
 NOTHING = 100
 """Updates from the beginning on with zeros alone and losses of 0 after which these are noted: rewards may be rare."""
+LOSSES, STEADY = 10, 0.5
+"""Losses before all gradients are 0, and the part of the greatest that each of them is, if no loss has faded."""
 MUCH = 0.2
 """Part of the elements of all parameters that have had a gradient."""
 EXPERT, AUXILIARY = re.compile(r"expert", re.IGNORECASE), re.compile(r"(?<![a-z])aux(?!in)", re.IGNORECASE)
@@ -45,7 +48,8 @@ class GradientGone(ChangeCheck):
 
     Modules whose gradients were exactly zero in all of the first updates are reported, too, if they are much of the
     model, and its beginning: a step such as rounding has no slope. Others may wait for a part of the loss. So are all
-    gradients together, of losses that are not 0; a hundred updates with losses of 0 and no gradient are noted.
+    gradients together, of losses that are not 0; a hundred updates with losses of 0 and no gradient are noted. Later, a
+    loss that is 0 with all gradients is reported if it was steady before: one that is satisfied has faded.
     """
 
     name = "gradient-gone"
@@ -65,6 +69,8 @@ class GradientGone(ChangeCheck):
         self._names: tuple[str, ...] | None = None
         self._idle, self._has_loss, self._since_first = 0, False, -1
         """Updates from the beginning on with zeros alone, whether a loss of theirs was not 0, and the first step."""
+        self._losses, self._zeros = deque[float](maxlen=LOSSES), 0
+        """Latest losses of updates with gradients, and updates in a row with losses and gradients of 0."""
 
     def _begin(self, names: tuple[str, ...]) -> None:
         """Forget all modules: there are others now."""
@@ -98,6 +104,9 @@ class GradientGone(ChangeCheck):
             return
         if facts.names is not self._names and facts.names != self._names:
             self._begin(facts.names)
+        if 1 in update.pattern:
+            self._losses.append(facts.loss)
+            self._zeros = 0
         seen = update.pattern, facts.trainable.tobytes()
         if seen == self._last:  # and no module was without a gradient: most updates are like the one before
             self._alike += 1
@@ -191,6 +200,7 @@ class GradientGone(ChangeCheck):
         """Report that no update since the beginning had a gradient."""
         if alive or self._idle >= NOTHING:
             self._idle = NOTHING
+            yield from () if alive else self._ends(facts)
             return
         self._since_first = facts.step if self._since_first < 0 else self._since_first
         self._idle, self._has_loss = self._idle + 1, self._has_loss or (facts.loss_seen and bool(facts.loss))
@@ -198,6 +208,19 @@ class GradientGone(ChangeCheck):
             text = message("all gradients are exactly 0 in all of the first {updates} updates", updates=self._idle)
             grade: Grade = self.grade if self._has_loss else "note"
             yield self.finding(facts, self._since_first, text, {"updates": self._idle}, grade=grade)
+
+    def _ends(self, facts: UpdateFacts) -> Iterator[CheckFinding]:
+        """Report a loss that has become 0 with all gradients, and was steady before."""
+        self._since_first = facts.step if not self._zeros else self._since_first
+        self._zeros = self._zeros + 1 if facts.loss_seen and not facts.loss else 0
+        most = max(self._losses, default=0.0)
+        if self._zeros == LATE and len(self._losses) == LOSSES and min(self._losses) > STEADY * most > 0:
+            text = message(
+                "the loss and all gradients are exactly 0 in {updates} updates in a row, after a loss of {loss:.3g}",
+                updates=LATE,
+                loss=self._losses[-1],
+            )
+            yield self.finding(facts, self._since_first, text, {"updates": LATE, "loss": self._losses[-1]})
 
     def _never(self, update: JudgedUpdate, gone: Mask) -> Iterator[CheckFinding]:
         """Report modules that have had zeros alone, as soon as there were enough updates."""

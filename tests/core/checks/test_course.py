@@ -144,7 +144,6 @@ def test_gradients_that_come_and_go_are_none() -> None:
     assert not findings("gradient-gone", branch.updates(30), branch.updates(30, norms={"aux_head": 0.0}))
     fading = (training.update(norms={"head": 0.1 * max(0.0, 1 - step / 60)}) for step in range(100))
     assert not findings("gradient-gone", fading)
-    assert not findings("gradient-gone", training.updates(30), training.updates(60, norms=0.0, loss=0.0))
     assert not findings("gradient-gone", training.updates(60, norms={"layers.0": 0.0}))
 
 
@@ -194,6 +193,19 @@ def test_gradients_that_were_never_there_are_found() -> None:
     assert (finding.step, finding.grade) == (99, "note")
     training = Training()
     assert not findings("gradient-gone", training.updates(60, norms=0.0, loss=0.0), training.updates(60))
+
+
+def test_a_steady_loss_that_is_0_at_once_with_all_gradients_is_found() -> None:
+    """What is not finite is replaced by 0; a loss that is satisfied has faded."""
+    training = Training()
+    (finding,) = findings("gradient-gone", training.updates(30), training.updates(30, norms=0.0, loss=0.0))
+    assert (finding.step, finding.since, finding.grade) == (49, 30, "warning")
+    training = Training()
+    fading = [training.update(loss=2.0 - step / 16) for step in range(31)]
+    assert not findings("gradient-gone", fading, training.updates(60, norms=0.0, loss=0.0))
+    training = Training()
+    now_and_then = (training.update(**({"norms": 0.0, "loss": 0.0} if step % 20 else {})) for step in range(90))
+    assert not findings("gradient-gone", training.updates(30), now_and_then)
 
 
 @pytest.mark.parametrize(
