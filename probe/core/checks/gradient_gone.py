@@ -30,7 +30,7 @@ SLOWNESS = 0.05
 """Weight of an update in the running mean that is the usual size."""
 NOTHING = 100
 """Updates from the beginning on with zeros alone and losses of 0 after which these are noted: rewards may be rare."""
-LOSSES, STEADY = 10, 0.5
+LOSSES, STEADY = 10, 0.25
 """Losses before all gradients are 0, and the part of the greatest that each of them is, if no loss has faded."""
 MUCH = 0.2
 """Part of the elements of all parameters that have had a gradient."""
@@ -198,7 +198,8 @@ class GradientGone(ChangeCheck):
 
     def _idles(self, facts: UpdateFacts, alive: bool) -> Iterator[CheckFinding]:
         """Report that no update since the beginning had a gradient."""
-        if alive or self._idle >= NOTHING:
+        is_cleared = facts.rewritten and facts.clips is None  # after the backward, which is another matter
+        if alive or is_cleared or self._idle >= NOTHING:
             self._idle = NOTHING
             yield from () if alive else self._ends(facts)
             return
