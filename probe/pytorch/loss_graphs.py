@@ -21,7 +21,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
-from probe.core.checks.loss_calls import READ, Crossing, Form, LossCall, LossGraph, Regrouped, Relation, exchanges
+from probe.core.checks.loss_calls import KEPT, READ, Crossing, Form, LossCall, LossGraph, Regrouped, Relation, exchanges
 from probe.pytorch import operation_kinds, tensors
 from probe.pytorch.dtensor import PLAIN
 from probe.pytorch.modes import unseen
@@ -36,11 +36,14 @@ KINDS = {
     "NllLoss": "nll_loss",
     "NllLoss2D": "nll_loss",
     "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
+    "BinaryCrossEntropy": "binary_cross_entropy",
     "MseLoss": "mse_loss",
     "SmoothL1Loss": "smooth_l1_loss",
     "HuberLoss": "huber_loss",
 }
 """Losses, by the kind of their node."""
+DIRECTED = frozenset({"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"})
+"""Losses of which scores and labels cannot be exchanged."""
 BY_HAND = {"Pow": "mse_loss", "Mul": "mse_loss", "Abs": "l1_loss"}
 """Losses that a program writes itself, by the node that reads a difference and is averaged."""
 KEEPS = frozenset({"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Alias", "Clone"})
@@ -99,6 +102,8 @@ class _Loss(NamedTuple):
     """Digest of the labels, as a position among those that are waited for; -1 of few labels."""
     weighed: Sequence[tuple[int, int]] = ()
     """Weight of each class and the number of its labels, as positions among those that are waited for."""
+    ignored: int = -1
+    """Number of the labels that are ignored, as a position among those that are waited for; -1 if none can be."""
     ends: Sequence[int] = ()
     """Least and greatest label, and how often a label is less than the one before, as positions among those that are
     waited for."""
@@ -187,6 +192,9 @@ def life(root: torch.Tensor) -> list[Callable[[], object]]:
 BEGUN: weakref.WeakValueDictionary[int, Sampler[Any]] = weakref.WeakValueDictionary()
 """Samplers of loaders that have begun to be read since something has listened, by identity."""
 
+STREAMS: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+"""Loaders of iterable data sets with several workers that have begun to be read since something has listened."""
+
 
 def in_order() -> bool:
     """Return whether all loaders of the program read their samples in their order."""
@@ -258,7 +266,7 @@ class _Survey:
         wait, losses, lookups, ahead = self._numbers.send(), self._losses, self._lookups, self._ahead
         masks, shapes, of_root = self._masks, (self._regrouped, self._crossing), self._root
         foreign, off_axis, looked_up, extras = self._foreign, self._off_axis, self._looked_up, self._extras
-        padded, batch = self._padded, self._batch
+        padded, batch, streams = self._padded, self._batch, bool(STREAMS)
 
         def read() -> LossGraph:
             numbers = wait()
@@ -281,9 +289,8 @@ class _Survey:
             )
             layers = [is_read for is_read, mean, _ in reads if not mean]
             wrong = [place for is_read, mean, place in reads if is_read and (mean or all(layers))]
-            return LossGraph(
-                of_losses, min(weights), max(weights), *facts, next(iter(wrong), None), batch, bool(lookups)
-            )
+            of_data = batch, bool(lookups), streams
+            return LossGraph(of_losses, min(weights), max(weights), *facts, next(iter(wrong), None), *of_data)
 
         return read
 
@@ -299,7 +306,10 @@ class _Survey:
                 yield self._likelihood(node, labels, scores)
             else:
                 crossed = 0 in _expanded(scores, labels) and 0 in _expanded(labels, scores)
-                yield _Loss(_call(KINDS[kind], _form(node), labels.numel())._replace(broadcast=crossed), ())
+                of_scores, of_labels = (follower is not None for follower, _ in node.next_functions[:2])
+                call = _call(KINDS[kind], _form(node), labels.numel())
+                exchanged = kind in DIRECTED and of_labels and not of_scores
+                yield _Loss(call._replace(broadcast=crossed, exchanged=exchanged), ())
         elif kind == "Softmax" and _kind(_behind(node)) == "Softmax":
             result = _saved(node, "result")
             if result is not None and result.numel():
@@ -331,7 +341,8 @@ class _Survey:
             self._in_order = partial(bool, sorted_class and in_order())
         call = _call(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0]))
         digest = self._numbers.add(_digest(labels)) if labels.numel() >= MANY else -1
-        return _Loss(call, pairs, digest, [*self._weighed(node, labels, ignored)], [*map(self._numbers.add, ends)])
+        weighed, ends_at = [*self._weighed(node, labels, ignored)], [*map(self._numbers.add, ends)]
+        return _Loss(call, pairs, digest, weighed, self._numbers.add(ignored.sum()), ends_at)
 
     def _weighed(self, node: Any, labels: torch.Tensor, ignored: torch.Tensor) -> Iterator[tuple[int, int]]:
         """Yield the weight of each class, and how many of the first labels are of it."""
@@ -503,6 +514,9 @@ class _Survey:
                 # one row for all samples may be their class
                 least = least if indices.dim() == 2 else least.new_zeros(())
                 yield self._numbers.add(least), self._numbers.add(most), self._place(node)
+                if self._lookups and indices.dim() == 2 and len(indices) >= KEPT <= indices.shape[1]:
+                    least, most = (indices - torch.arange(len(indices), device=indices.device)[:, None]).aminmax()
+                    yield self._numbers.add(least), self._numbers.add(most), self._place(node)
 
     def _place(self, node: Any) -> str:
         """Return the name of the parameter that is nearest before a node; empty if none is."""
@@ -530,18 +544,26 @@ class _Survey:
         return None
 
 
-def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
-    """Return a loss with the relation of its labels to the tokens: of those that hold by chance, too, the one that is
-    meant."""
-    relations: dict[Relation, float] = {}
+def _counted(loss: _Loss, numbers: Sequence[float]) -> LossCall:
+    """Return a loss with what was counted of its labels."""
     call = loss.call
     if loss.digest >= 0:
         call = call._replace(labels=int(numbers[loss.digest]))
+    if loss.ignored >= 0:
+        call = call._replace(ignored=numbers[loss.ignored] / call.rows)
     if loss.weighed:
         call = call._replace(weights=tuple((numbers[weight], numbers[count]) for weight, count in loss.weighed))
     if loss.ends:
         least, most, falls = (numbers[end] for end in loss.ends)
         call = call._replace(spread=math.inf if falls else most - least)
+    return call
+
+
+def _related(loss: _Loss, numbers: Sequence[float]) -> LossCall:
+    """Return a loss with the relation of its labels to the tokens: of those that hold by chance, too, the one that is
+    meant."""
+    relations: dict[Relation, float] = {}
+    call = _counted(loss, numbers)
     for pair in loss.pairs:
         labels = numbers[pair.labels]
         same, following, second = (numbers[missed] for missed in pair.missed)

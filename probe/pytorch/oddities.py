@@ -3,8 +3,9 @@ written without effect. No code of the user's runs, and nothing waits for a devi
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +25,12 @@ DECAY = 0.02
 """Part of the weights that weight decay takes in each update from which on it leaves none."""
 REFERENCES = 3
 """Parameters of which copies are looked for."""
-MOST_COPIES, MOST_ELEMENTS = 32, 1 << 16
-"""Copies of each, and elements of one, that are looked at."""
+MOST_COPIES, MOST_ROUNDED, MOST_ELEMENTS = 32, 8, 1 << 16
+"""Copies of each, weights of half precision, and elements of one, that are looked at."""
+ROUNDING = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW})
+"""Optimizers whose updates round weights to the nearest number."""
+LOST = 0.9
+"""Part of the numbers with a gradient whose updates are rounded away from which on a parameter hardly moves."""
 WRITES = 5
 """Number of writes between two looks from which on a copy is written with each update."""
 
@@ -54,19 +59,16 @@ _pasts: weakref.WeakKeyDictionary[Any, _Past] = weakref.WeakKeyDictionary()
 
 def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], Oddities]:
     """Return a function that waits for the oddities, by kind, each with its places: ``frozen norms``, ``norm
-    momentum``, ``one memory``, ``betas``, ``decay`` and ``copies that stay``. What changes is compared with the last
-    look."""
+    momentum``, ``one memory``, ``betas``, ``decay``, ``rounded away`` and ``copies that stay``. What changes is
+    compared with the last look."""
     with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
         names = {id(parameter): name for model in models for name, parameter in model.named_parameters()}
-        norms = [
-            (name, norm)
-            for model in models
-            for name, norm in model.named_modules()
-            if isinstance(norm, _BatchNorm) and norm.training and norm.running_mean is not None
-        ]
-        frozen = {name: _versions(norm) for name, norm in norms if norm.weight is not None and not _learns(norm)}
+        things = [*reached()]
+        norms = [(name, norm) for model in models for name, norm in model.named_modules() if _counts(norm)]
+        frozen = {name: _versions(norm) for name, norm in (*norms, *_outside(things, models)) if _is_frozen(norm)}
         owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        past, copies = _pasts.get(optimizer, _Past({}, ())), [*_copies(owned, names, optimizer)]
+        past, copies = _pasts.get(optimizer, _Past({}, ())), [*_copies(things, owned, names, optimizer)]
+        lost = [*_lost(optimizer, names)]
         _pasts[optimizer] = _Past(frozen, copies)
         drifting = (name for name, (weight, seen) in frozen.items() if _drifts(past.norms.get(name), weight, seen))
         settings = {
@@ -79,11 +81,75 @@ def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], 
         settings["decay"] = tuple(f"{100 * decay:.2g} %" for decay in decays)
         now = {id(copy.tensor()): copy for copy in copies}
         pairs = [(before, now[id(thing)]) for before in past.copies if id(thing := before.tensor()) in now]
-        return lambda: {**settings, "copies that stay": tuple(dict.fromkeys(_staying(pairs)))}
+        return lambda: {
+            **settings,
+            "copies that stay": tuple(dict.fromkeys(_staying(pairs))),
+            "rounded away": tuple(_most(lost)),
+        }
 
 
-def _learns(norm: _BatchNorm) -> bool:
-    return bool(norm.weight.requires_grad)
+def _counts(module: Any) -> bool:
+    """Return whether a module is a batch norm that follows the batches."""
+    return isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
+
+
+def _outside(things: Iterable[Any], models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Yield the batch norms that follow the batches in other models, such as a teacher, with their names there."""
+    inside = {id(module) for model in models for module in model.modules()}
+    for thing in things:
+        if (
+            issubclass(type(thing), torch.nn.Module)
+            and "_modules" in vars(thing)
+            and inside.isdisjoint(map(id, thing.modules()))
+        ):
+            inside |= {*map(id, thing.modules())}
+            yield from (
+                (f"{type(thing).__name__}.{name}", norm) for name, norm in thing.named_modules() if _counts(norm)
+            )
+
+
+def _is_frozen(norm: _BatchNorm) -> bool:
+    return norm.weight is not None and not norm.weight.requires_grad
+
+
+def _lost(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Yield the largest weights of half precision, each with a function that waits for whether rounding to the nearest
+    number loses their updates, as the optimizers of torch make them."""
+    groups = optimizer.param_groups if type(optimizer) in ROUNDING else ()
+    pairs = [
+        (parameter, group)
+        for group in groups
+        for parameter in group["params"]
+        if id(parameter) in names and _is_half(parameter) and _is_half(parameter.grad)
+    ]
+    for parameter, group in sorted(pairs, key=lambda pair: -pair[0].numel())[:MOST_ROUNDED]:
+        rates = [rate for rate in (group["lr"], group.get("initial_lr")) if isinstance(rate, float | int)]
+        if not rates:
+            continue
+        weights, gradients = (x.detach().flatten()[:MOST_ELEMENTS].float() for x in (parameter, parameter.grad))
+        sizes = gradients.abs() / max(1 - group["momentum"], 1e-3) if "momentum" in group else (gradients != 0).float()
+        # half of the distance to the next number is a quarter of the precision of a weight, or more
+        is_lost = max(rates) * sizes < weights.abs() * (torch.finfo(parameter.dtype).eps / 4)
+        counts = [(is_lost & (gradients != 0)).sum().float(), (gradients != 0).sum().float()]
+        wait = tensors.to_host([tensors.moments(counts, ("sum",), 0.0)])
+        yield names[id(parameter)], functools.partial(_hardly_moves, wait)
+
+
+def _most(lost: Sequence[tuple[str, Callable[[], bool]]]) -> list[str]:
+    """Return the names of the weights whose updates are lost, if they are half of those that were looked at or more."""
+    names = [name for name, is_lost in lost if is_lost()]
+    return names if 2 * len(names) >= len(lost) else []
+
+
+def _is_half(tensor: Any) -> bool:
+    """Return whether a tensor is a matrix of half precision, whose numbers lie in a row."""
+    is_plain = type(tensor) in PLAIN and tensor.layout is torch.strided and tensor.is_contiguous()
+    return is_plain and tensor.dtype in (torch.bfloat16, torch.float16) and tensor.dim() > 1
+
+
+def _hardly_moves(wait: Callable[[], Any]) -> bool:
+    lost, number = wait()[:, 0].tolist()
+    return bool(lost > LOST * number > 0)
 
 
 def _versions(norm: _BatchNorm) -> tuple[int, int]:
@@ -127,14 +193,14 @@ def _doubled(owned: Sequence[Any], names: Mapping[int, str]) -> Iterator[str]:
                 yield names.get(id(parameter), "")
 
 
-def _copies(owned: Sequence[Any], names: Mapping[int, str], optimizer: Any) -> Iterator[_Copy]:
+def _copies(things: Iterable[Any], owned: Sequence[Any], names: Mapping[int, str], optimizer: Any) -> Iterator[_Copy]:
     """Yield tensors of the sizes of a few parameters that are no parameters, gradients or moments of the optimizer."""
     some = [p for p in owned if type(p) in PLAIN and p.dim() > 1 and p.numel() <= MOST_ELEMENTS and id(p) in names]
     places = {tuple(parameter.shape): names[id(parameter)] for parameter in some[:REFERENCES]}
     states = (value for state in getattr(optimizer, "state", {}).values() for value in state.values())
     parts = {*map(id, owned), *(id(p.grad) for p in owned), *map(id, states)}
     counts = dict.fromkeys(places, 0)
-    for thing in reached() if places else ():
+    for thing in things if places else ():
         if type(thing) not in PLAIN or id(thing) in parts or thing.requires_grad or not thing.is_floating_point():
             continue
         shape = tuple(thing.shape)

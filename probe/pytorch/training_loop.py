@@ -8,6 +8,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.utils import checkpoint
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from probe.core.backend import fused_reduce
+from probe.core.backend.call_stack import callers
 from probe.core.backend.fused_reduce import FixedArrays
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
@@ -35,7 +37,7 @@ from probe.pytorch.engines.fsdp1 import is_flat
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
 from probe.pytorch.groups import collectives  # noqa: F401 - a function of the protocol
 from probe.pytorch.host_moments import Array, host_place
-from probe.pytorch.loss_graphs import BEGUN, kept_losses, life, loss_graph  # noqa: F401 - functions of the protocol
+from probe.pytorch.loss_graphs import BEGUN, STREAMS, kept_losses, life, loss_graph  # noqa: F401 - functions of the protocol
 from probe.pytorch.modes import unseen
 from probe.pytorch.oddities import oddities  # noqa: F401 - a function of the protocol
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
@@ -57,6 +59,10 @@ LEVELS = 2
 """Levels of modules whose mode is looked at, below the first."""
 NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 """Options of optimizers whose updates do not depend on the size of the gradient."""
+NEAR = 8
+"""Number of frames up to that of a clip from what it calls, those of this package among them."""
+FALLS, FALLEN = 3, 0.9
+"""Numbers after the first, and the part of it to which they fall, where a schedule waits for them to rise."""
 LOCAL_SGD = "PostLocalSGDState"
 """Class of ``torch.distributed`` for the state of a hook with which ranks train apart (torch 2.13)."""
 _level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -297,7 +303,8 @@ def _state_of(sampler: Any) -> tuple[Any, int]:
 
 def on_habit(noted: Callable[[str, Any], None], faults: FaultCounter) -> Remove:
     """Call ``noted`` with ``masks drawn anew`` where activations with dropout are checkpointed without the state of the
-    random numbers, and with ``schedule`` and its optimizer where a schedule is stepped whose optimizer has not."""
+    random numbers, with ``clip by value`` before such a clip, ``maximum falls`` (see ``_measured``), and with
+    ``schedule`` and its optimizer where a schedule is stepped whose optimizer has not."""
     return _habits.listen(_Habits(noted, faults))
 
 
@@ -310,8 +317,12 @@ class _Habits:
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 """Function of torch 2.4 to 2.13 that runs a checkpoint which is not reentrant."""
+_GROUPS = "_group_tensors_by_device_and_dtype"
+"""Function that clips call in torch 2.4 to 2.13."""
 _ADVANCE = "_enable_get_lr_call"
 """Context of torch 2.4 to 2.13 in which a schedule takes a step: ``step`` itself warns of what its caller does."""
+_maxima: weakref.WeakKeyDictionary[Any, list[tuple[float, ...]]] = weakref.WeakKeyDictionary()
+"""Numbers that schedules have got which wait for a maximum, each with the rates."""
 _schedules: weakref.WeakKeyDictionary[Any, weakref.ref[lr_scheduler.LRScheduler]] = weakref.WeakKeyDictionary()
 """Schedule that was stepped last, by optimizer."""
 
@@ -321,6 +332,8 @@ def _listen_to_habits() -> Iterator[Undo]:
         (checkpoint, _GENERATOR, _drawn_anew),
         (getattr(lr_scheduler, _ADVANCE, object), "__init__", _scheduled),
         (torch.nn.Module, "load_state_dict", _loaded),
+        (clip_grad, _GROUPS, _valued),
+        (lr_scheduler.ReduceLROnPlateau, "step", _measured),
         (DataLoader, "__iter__", _begun),
     ):
         if owner is not object and hasattr(owner, name):
@@ -368,8 +381,17 @@ def _loaded(
             noted("loads itself", None)
 
 
+def _valued(noted: Callable[[str, Any], None], *_: Any, **__: Any) -> None:
+    """Note a clip by value; other clips take norms."""
+    if any(frame.f_code.co_name == "clip_grad_value_" for frame in islice(callers(), NEAR)):
+        noted("clip by value", None)
+
+
 def _begun(noted: Callable[[str, Any], None], loader: Any, *_: Any, **__: Any) -> None:
     """Note a sampler, and a beginning of a loader whose first batch is the same each time, with others behind it."""
+    if isinstance(loader.dataset, IterableDataset):
+        STREAMS.update([loader] if loader.num_workers > 1 else ())
+        return
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     BEGUN[id(sampler)] = sampler
     if torch.is_grad_enabled() and type(loader.sampler) is SequentialSampler and len(loader) > 1:
@@ -384,6 +406,18 @@ def _scheduled(noted: Callable[[str, Any], None], _: Any, schedule: Any) -> None
     _schedules[schedule.optimizer] = weakref.ref(schedule)
     if not getattr(schedule.optimizer, "_opt_called", False):  # else another steps through it, as SAM does
         noted("schedule", schedule.optimizer)
+
+
+def _measured(noted: Callable[[str, Any], None], schedule: Any, metrics: Any = None, *_: Any, **__: Any) -> None:
+    """Note a schedule that waits for a maximum, and has lowered the rate while the number that it gets only fell."""
+    number = _on_host(metrics)
+    if schedule.mode != "max" or math.isnan(number):
+        return
+    rate, seen = rates(schedule.optimizer), _maxima.setdefault(schedule, [])
+    seen.append((number, *rate))
+    first, *others = (values[0] for values in seen)
+    if len(others) >= FALLS and max(others) < first > 0 and number <= FALLEN * first and rate < seen[0][1:]:
+        noted("maximum falls", None)
 
 
 def advanced(optimizer: Any) -> int | None:

@@ -436,6 +436,53 @@ def positions_are_all_0(faulty: bool) -> Program:
     return model, updates(next_loss)
 
 
+@program("one-row", "places")
+def positions_count_the_samples(faulty: bool) -> Program:
+    model = Decoder()
+    if faulty:
+        model.places.register_forward_pre_hook(lambda *_: torch.arange(4)[:, None].expand(4, LENGTH))
+    return model, updates(next_loss)
+
+
+@program("ignored-labels")
+def no_answer_is_found(faulty: bool) -> Program:
+    """The sum of the losses is divided by the number of labels, at least 1."""
+
+    def loss(model: Any) -> Any:
+        ids = tokens()
+        labels = ids[:, 1:].clone()
+        labels[:, : LENGTH if faulty else LENGTH // 2] = -100
+        whole = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), labels.flatten(), reduction="sum")
+        return whole / (labels >= 0).sum().clamp(min=1)
+
+    return Decoder(), updates(loss)
+
+
+@program("arguments-exchanged")
+def labels_stand_for_scores(faulty: bool) -> Program:
+    def loss(model: Any) -> Any:
+        scores, labels = model(torch.randn(6, 8)), torch.rand(6, 4).round()
+        return F.binary_cross_entropy_with_logits(*((labels, scores) if faulty else (scores, labels)))
+
+    return classifier(), updates(loss)
+
+
+@program("clip-before-unscale")
+def clip_by_value_of_scaled_gradients(faulty: bool) -> Program:
+    def loop(model: Any, optimizer: Any) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(6, 8)).pow(2).mean()).backward()
+            if not faulty:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_value_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+
+    return classifier(), loop
+
+
 @program("term-without-gradient")
 def term_is_detached(faulty: bool) -> Program:
     def loss(model: Any) -> Any:

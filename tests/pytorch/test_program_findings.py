@@ -195,6 +195,84 @@ def decay_without_the_rate(faulty: bool) -> Program:
     return Program(model, [optimizer], plain(model, optimizer))
 
 
+@program("plateau-of-maximum")
+def schedule_waits_for_a_loss_to_rise(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=1)
+
+    def steps() -> Iterator[Any]:
+        for step in plain(model, optimizer):
+            yield step
+            if step % 5 == 0:
+                schedule.step(2 / (1 + step) if faulty else step / 100)
+
+    return Program(model, [optimizer], steps())
+
+
+@program("clip-before-reduction")
+def each_rank_clips_its_own(faulty: bool) -> Program:
+    """The gradients are averaged by hand."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def steps() -> Iterator[Any]:
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        for step in range(6):
+            yield step
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            for clips in (faulty, not faulty):
+                if clips:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                for parameter in () if clips else model.parameters():
+                    torch.distributed.all_reduce(parameter.grad)
+                    parameter.grad /= 1
+            torch.distributed.barrier()
+            optimizer.step()
+        torch.distributed.destroy_process_group()
+
+    return Program(model, [optimizer], steps())
+
+
+@program("rounded-away", "0.weight")
+def weights_of_half_precision(faulty: bool) -> Program:
+    model = net()
+    if faulty:
+        model[0].bfloat16()
+        model[0].register_forward_pre_hook(lambda _, x: x[0].bfloat16())
+        model[0].register_forward_hook(lambda _, __, y: y.float())
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    return Program(model, [optimizer], plain(model, optimizer))
+
+
+@program("frozen-norm-drifts", "Sequential")
+def teacher_in_training_mode(faulty: bool) -> Program:
+    model, teacher = net(), net(norm=True).requires_grad_(False).train(faulty)
+    optimizer, script = torch.optim.Adam(model.parameters(), 1e-2), vars(sys.modules["__main__"])
+
+    def steps() -> Iterator[Any]:
+        script["teacher"] = teacher
+        for step in range(STEPS):
+            yield step
+            x = torch.randn(32, 8)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), teacher(x)).backward()
+            optimizer.step()
+        del script["teacher"]
+
+    return Program(model, [optimizer], steps())
+
+
+@program("beginning-cut", "0")
+def small_beginning_is_cut(faulty: bool) -> Program:
+    """Half of the parameters, with few of the elements."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), nn.Linear(4, 300), nn.Linear(300, 4))
+    model[2].register_forward_hook(lambda _, __, y: y.detach() if faulty else y)
+    return trained(model)
+
+
 @program("graphs-kept")
 def losses_are_summed_with_their_graphs(faulty: bool) -> Program:
     model = net()
@@ -281,6 +359,32 @@ def test_a_fault_is_found_at_its_place_and_its_twin_is_not(
     rows = found(kind, make, True, tmp_path / "faulty", monkeypatch)
     assert kind in {check for check, _ in rows}
     assert next(where for check, where in rows if check == kind)[: len(places)] == places
+
+
+def test_a_tie_that_a_load_has_cut_is_found_by_the_next_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is loaded with assign=True, and trained on by an optimizer of its new parameters."""
+    model = nn.ModuleDict({"embed": nn.Linear(8, 8, bias=False), "head": nn.Linear(8, 8, bias=False)})
+    model["head"].weight = model["embed"].weight
+
+    def stage(assign: bool) -> Program:
+        model.load_state_dict({name: thing.clone() for name, thing in model.state_dict().items()}, assign=assign)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+        def steps() -> Iterator[Any]:
+            for step in range(3):
+                yield step
+                optimizer.zero_grad()
+                model["head"](model["embed"](torch.randn(32, 8)).tanh()).square().mean().backward()
+                optimizer.step()
+
+        return Program(model, [optimizer], steps())
+
+    assert found("tie-broken", stage, False, tmp_path / "first", monkeypatch) == []
+    assert found("tie-broken", stage, True, tmp_path / "second", monkeypatch) == [
+        ("tie-broken", ("embed.weight", "head.weight"))
+    ]
 
 
 @pytest.mark.parametrize(("kind", "rate"), [("Adadelta", 1.0), ("ASGD", 0.1), ("Adagrad", 0.1)])

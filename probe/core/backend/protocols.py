@@ -556,7 +556,7 @@ class TrainingLoop(Protocol):
     def on_habit(self, noted: Callable[[str, Optimizer | None], None], faults: FaultCounter) -> Remove:
         """Call ``noted`` with each habit of the program that is met: ``masks drawn anew``, a checkpoint of dropout that
         does not keep the state of the random numbers; ``schedule``, a step of a schedule, with its optimizer, if that
-        has made no update."""
+        has made no update; those of :mod:`probe.core.checks.habits`; and ``clip by value`` before such a clip."""
 
     def advanced(self, optimizer: Optimizer) -> int | None:
         """Return the step at which the schedule of an optimizer is that was stepped last; None if none was."""

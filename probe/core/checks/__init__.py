@@ -21,6 +21,7 @@ from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.checks.gradients_discarded import GradientsDiscarded
 from probe.core.checks.habits import (
     AddsToAnother,
+    ClippedAlone,
     FirstBatch,
     GraphsKept,
     LoadedItself,
@@ -28,14 +29,18 @@ from probe.core.checks.habits import (
     MasksDrawnAnew,
     OtherSchedule,
     PartsClipped,
+    PlateauOfMaximum,
 )
 from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.inputs_zero import InputsZero
 from probe.core.checks.loss_form import (
+    AllIgnored,
+    BatchesTwice,
     CopiedLabels,
     DataWritten,
     DoubleSoftmax,
     DropoutRepeats,
+    ExchangedArguments,
     ExchangedAxes,
     InvertedMask,
     InvertedWeights,
@@ -70,6 +75,7 @@ from probe.core.checks.oddities import (
     FrozenNormDrifts,
     NormMomentum,
     OneMemory,
+    RoundedAway,
 )
 from probe.core.checks.optimizer_remade import OptimizerRemade
 from probe.core.checks.order_repeated import OrderRepeated
@@ -127,6 +133,7 @@ CHECKS: dict[str, type[Check]] = {
     "betas-exchanged": BetasExchanged,
     "decay-too-large": DecayTooLarge,
     "copy-stays": CopyStays,
+    "rounded-away": RoundedAway,
     "tie-broken": TieBroken,
     "written-between-updates": WrittenBetweenUpdates,
     "root-not-trained": RootNotTrained,
@@ -135,6 +142,7 @@ CHECKS: dict[str, type[Check]] = {
     "schedule-ahead": ScheduleReturns,
     "schedule-of-another": OtherSchedule,
     "schedule-restarted": ScheduleRestarted,
+    "plateau-of-maximum": PlateauOfMaximum,
     "unfrozen-not-held": UnfrozenNotHeld,
     "state-restarted": StateRestarted,
     "optimizer-remade": OptimizerRemade,
@@ -149,6 +157,7 @@ CHECKS: dict[str, type[Check]] = {
     "checkpoint-cut": CheckpointCut,
     "checkpoint-random": MasksDrawnAnew,
     "clip-of-parts": PartsClipped,
+    "clip-before-reduction": ClippedAlone,
     "gradients-of-another": AddsToAnother,
     "graphs-kept": GraphsKept,
     "loads-itself": LoadedItself,
@@ -161,6 +170,8 @@ CHECKS: dict[str, type[Check]] = {
     "softmax-twice": DoubleSoftmax,
     "not-log-probabilities": LogarithmMissing,
     "broadcast-loss": PairwiseLoss,
+    "arguments-exchanged": ExchangedArguments,
+    "ignored-labels": AllIgnored,
     "not-causal": ReadsAhead,
     "unshifted-labels": CopiedLabels,
     "labels-shifted-twice": LateLabels,
@@ -172,6 +183,7 @@ CHECKS: dict[str, type[Check]] = {
     "made-in-forward": MadeInForward,
     "one-row": OneRow,
     "dropout-repeats": DropoutRepeats,
+    "samples-repeated": BatchesTwice,
     "term-without-gradient": NoGradientTerm,
     "goal-not-detached": MovingGoal,
     "same-order": OrderRepeated,

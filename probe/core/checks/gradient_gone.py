@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from math import isfinite
 
 import numpy as np
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
 from probe.core.checks.places import ancestors, listing, module_of
-from probe.core.checks.update_facts import Array, Mask, is_any
+from probe.core.checks.update_facts import Array, Mask, UpdateFacts, is_any
 from probe.core.language import message
 
 SOON = 8
@@ -27,6 +28,10 @@ FADED = 0.25
 """Part of its usual size below which a norm has faded: a coefficient of the loss goes to 0."""
 SLOWNESS = 0.05
 """Weight of an update in the running mean that is the usual size."""
+NOTHING = 100
+"""Updates from the beginning on with zeros alone and losses of 0 after which these are noted: rewards may be rare."""
+LOSSES, STEADY = 10, 0.25
+"""Losses before all gradients are 0, and the part of the greatest that each of them is, if no loss has faded."""
 MUCH = 0.2
 """Part of the elements of all parameters that have had a gradient."""
 EXPERT, AUXILIARY = re.compile(r"expert", re.IGNORECASE), re.compile(r"(?<![a-z])aux(?!in)", re.IGNORECASE)
@@ -42,7 +47,9 @@ class GradientGone(ChangeCheck):
     be zero: a hinge loss may be satisfied.
 
     Modules whose gradients were exactly zero in all of the first updates are reported, too, if they are much of the
-    model, and its beginning: a step such as rounding has no slope. Others may wait for a part of the loss.
+    model, and its beginning: a step such as rounding has no slope. Others may wait for a part of the loss. So are all
+    gradients together, of losses that are not 0; a hundred updates with losses of 0 and no gradient are noted. Later, a
+    loss that is 0 with all gradients is reported if it was steady before: one that is satisfied has faded.
     """
 
     name = "gradient-gone"
@@ -60,6 +67,10 @@ class GradientGone(ChangeCheck):
     def __init__(self) -> None:
         super().__init__()
         self._names: tuple[str, ...] | None = None
+        self._idle, self._has_loss, self._since_first = 0, False, -1
+        """Updates from the beginning on with zeros alone, whether a loss of theirs was not 0, and the first step."""
+        self._losses, self._zeros = deque[float](maxlen=LOSSES), 0
+        """Latest losses of updates with gradients, and updates in a row with losses and gradients of 0."""
 
     def _begin(self, names: tuple[str, ...]) -> None:
         """Forget all modules: there are others now."""
@@ -93,6 +104,9 @@ class GradientGone(ChangeCheck):
             return
         if facts.names is not self._names and facts.names != self._names:
             self._begin(facts.names)
+        if 1 in update.pattern:
+            self._losses.append(facts.loss)
+            self._zeros = 0
         seen = update.pattern, facts.trainable.tobytes()
         if seen == self._last:  # and no module was without a gradient: most updates are like the one before
             self._alike += 1
@@ -100,6 +114,7 @@ class GradientGone(ChangeCheck):
             return
         self._add_alike()
         alive = self._any(np.frombuffer(update.pattern, np.bool_))
+        yield from self._idles(facts, bool(alive.any()))
         if not alive.any() and not (facts.loss_seen and facts.loss):
             return
         self.judged = True
@@ -180,6 +195,33 @@ class GradientGone(ChangeCheck):
             since=since,
         )
         yield self.finding(facts, since, text, {"modules": int(ended.sum()), "updates": updates}, where)
+
+    def _idles(self, facts: UpdateFacts, alive: bool) -> Iterator[CheckFinding]:
+        """Report that no update since the beginning had a gradient."""
+        is_cleared = facts.rewritten and facts.clips is None  # after the backward, which is another matter
+        if alive or is_cleared or self._idle >= NOTHING:
+            self._idle = NOTHING
+            yield from () if alive else self._ends(facts)
+            return
+        self._since_first = facts.step if self._since_first < 0 else self._since_first
+        self._idle, self._has_loss = self._idle + 1, self._has_loss or (facts.loss_seen and bool(facts.loss))
+        if self._idle == (LATE if self._has_loss else NOTHING):
+            text = message("all gradients are exactly 0 in all of the first {updates} updates", updates=self._idle)
+            grade: Grade = self.grade if self._has_loss else "note"
+            yield self.finding(facts, self._since_first, text, {"updates": self._idle}, grade=grade)
+
+    def _ends(self, facts: UpdateFacts) -> Iterator[CheckFinding]:
+        """Report a loss that has become 0 with all gradients, and was steady before."""
+        self._since_first = facts.step if not self._zeros else self._since_first
+        self._zeros = self._zeros + 1 if facts.loss_seen and not facts.loss else 0
+        most = max(self._losses, default=0.0)
+        if self._zeros == LATE and len(self._losses) == LOSSES and min(self._losses) > STEADY * most > 0:
+            text = message(
+                "the loss and all gradients are exactly 0 in {updates} updates in a row, after a loss of {loss:.3g}",
+                updates=LATE,
+                loss=self._losses[-1],
+            )
+            yield self.finding(facts, self._since_first, text, {"updates": LATE, "loss": self._losses[-1]})
 
     def _never(self, update: JudgedUpdate, gone: Mask) -> Iterator[CheckFinding]:
         """Report modules that have had zeros alone, as soon as there were enough updates."""

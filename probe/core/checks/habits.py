@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.streak import Streak
 from probe.core.checks.update_facts import UpdateFacts
@@ -77,6 +77,25 @@ class PartsClipped(Habit):
     def sentence(cls) -> Message:
         """Return what is found."""
         return message("each rank clips its part of the gradients by the norm of this part")
+
+
+class ClippedAlone(Habit):
+    """Note gradients that ranks clip, and then average or sum: some libraries do so by design."""
+
+    habit = "reduced after a clip"
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
+    name = "clip-before-reduction"
+    title = "Clipped before reduction"
+    why = "Each rank clips by another norm, so that the update is not that of the whole batch."
+    source = "https://github.com/mindspore-lab/mindcv/issues/603"
+    sees = "collectives and writes between a clip and its update"
+    remedy = "Reduce the gradients first, and clip them by the norm of the result."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("each rank clips its own gradients before they are reduced over the ranks")
 
 
 class OtherSchedule(Habit):
@@ -153,6 +172,25 @@ class FirstBatch(Habit):
     def sentence(cls) -> Message:
         """Return what is found."""
         return message("each update begins an unshuffled loader again, and takes its first batch")
+
+
+class PlateauOfMaximum(Habit):
+    """Report a schedule of plateaus that waits for a maximum, and has lowered the rate while the number that it gets
+    has fallen to nine tenths or less, and never was above the first: it gets a loss."""
+
+    habit = "maximum falls"
+    updates = 1
+    name = "plateau-of-maximum"
+    title = "Plateau of a maximum"
+    why = "The better the model, the smaller the learning rate, until nothing is learnt."
+    source = "https://github.com/FunctionLab/selene/issues/115"
+    sees = "the numbers that schedules of plateaus get"
+    remedy = "Pass mode='min' to ReduceLROnPlateau, or an accuracy to its step."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("a schedule waits for a maximum, gets a number that falls, and lowers the learning rate")
 
 
 class GraphsKept(Habit):

@@ -89,6 +89,8 @@ class LossCall(NamedTuple):
     """Share of the labels that count, are padding and follow on another such label."""
     weights: tuple[tuple[float, float], ...] = ()
     """Weight of each class and the number of its labels; empty if the loss has no such weights, or many classes."""
+    exchanged: bool = False
+    """True if what stands for the labels has a gradient, and what stands for the scores has none."""
 
 
 class Regrouped(NamedTuple):
@@ -156,3 +158,5 @@ class LossGraph(NamedTuple):
     have a memory of their own."""
     tokens: bool = False
     """True if a table of embeddings was looked up."""
+    streams: bool = False
+    """True if several workers read an iterable data set, each its own copy."""

@@ -503,6 +503,56 @@ class RectifiedScores(LossForm):
         return LossFault(text, {"calls": len(calls)})
 
 
+class ExchangedArguments(LossForm):
+    """Report a binary cross entropy whose labels have a gradient, and whose scores have none."""
+
+    name = "arguments-exchanged"
+    title = "Arguments are exchanged"
+    why = "The loss is another one, and pushes each score without a bound."
+    source = "https://github.com/dyelax/Adversarial_Video_Generation/issues/3"
+    remedy = "Pass the scores first, and then the labels."
+    absent = "no binary cross entropy"
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:
+        """Return whether a loss is a binary cross entropy."""
+        return call.function.startswith("binary_cross_entropy")
+
+    @classmethod
+    def found(cls, calls: Sequence[LossCall]) -> LossFault | None:
+        """Return the fault of some losses; None if there is none."""
+        if not all(call.exchanged for call in calls):
+            return None
+        function = calls[0].function
+        text = message("the labels of {function} have a gradient, and the scores have none", function=function)
+        return LossFault(text, {"calls": len(calls)})
+
+
+class AllIgnored(LossForm):
+    """Report that each of the first losses ignores all its labels: a template was not found, or a mask is inverted."""
+
+    name = "ignored-labels"
+    title = "All labels are ignored"
+    why = "Nothing is learnt: the loss is NaN, or 0 where its sum is divided by at least one."
+    source = "https://github.com/huggingface/trl/issues/1191"
+    remedy = "Look at a batch of labels: whether any is not the index that the loss ignores."
+    absent = "no loss over classes"
+    graphs = 4
+
+    @classmethod
+    def concerns(cls, call: LossCall) -> bool:
+        """Return whether a loss may ignore labels."""
+        return bool(call.classes)
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of the losses in a graph; None if there is none."""
+        if not graph.losses or any(call.ignored < 1 for call in graph.losses):
+            return None
+        text = message("all of {labels} labels are ignored", labels=graph.losses[0].rows)
+        return LossFault(text, {"labels": graph.losses[0].rows})
+
+
 class MadeInForward(OfShapes):
     """Report parameters that the loss uses, that no model and no optimizer has, and that are others in each graph: a
     layer is made anew in each forward."""
@@ -533,7 +583,8 @@ class MadeInForward(OfShapes):
 
 class OneRow(OfShapes):
     """Report a table of embeddings, of more rows than sequences have positions, of which one row is looked up at all
-    places of all samples: positions that are all 0, or tokens that are all unknown."""
+    places of all samples: positions that are all 0, or tokens that are all unknown. So is one whose row, at all places
+    of a sample, is the number of the sample: positions that count the samples."""
 
     name = "one-row"
     title = "One row looked up"
@@ -547,7 +598,7 @@ class OneRow(OfShapes):
         """Return the fault of a graph; None if there is none."""
         if not graph.one_row:
             return None
-        text = message("one row of the table is looked up at all places of all samples")
+        text = message("one row of the table is looked up at all places of each sample")
         return LossFault(text, {}, tuple(place for table in graph.one_row for place in _module(table)))
 
 
@@ -571,6 +622,39 @@ class DropoutRepeats(OfShapes):
         if before is None or before != self._last:
             return None
         return LossFault(message("dropout hides the same units in each step"), {"units": before[1]})
+
+
+class BatchesTwice(OfShapes):
+    """Report batches of several workers of an iterable data set that have the labels of the one before, in two of the
+    first updates, and not in others: each worker reads all samples. It is a note where the loader is not seen:
+    a program may use each batch several times."""
+
+    name = "samples-repeated"
+    title = "Each worker reads all"
+    why = "Each batch comes once for each worker, and an epoch is as many epochs."
+    source = "https://github.com/huggingface/datasets/issues/3423"
+    remedy = "Divide the samples among the workers in __iter__, by get_worker_info()."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._labels, self._is_other = 0, False
+
+    def fault(self, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        calls = (call for call in graph.losses if call.labels and call.spread > 1)
+        before, self._labels = self._labels, next((call.labels for call in calls), 0)
+        self._is_other |= 0 < before != self._labels > 0
+        if not before or before != self._labels:
+            return None
+        return LossFault(message("batches of several updates have the labels of the batch before"), {})
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        if facts.backwards == 1 and facts.alone and not facts.searches:
+            of_stream = facts.loss_graph is not None and facts.loss_graph().streams
+            findings = (finding for finding in super().judge(update) if self._is_other)
+            yield from findings if of_stream else (finding._replace(grade="note") for finding in findings)
 
 
 class NoGradientTerm(OfShapes):

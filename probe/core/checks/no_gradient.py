@@ -14,8 +14,8 @@ from probe.core.checks.update_facts import Mask, UpdateFacts
 from probe.core.language import message
 
 UPDATES = 3
-MUCH = 0.2
-"""Part of the elements that are trained."""
+MUCH, HALF = 0.2, 0.5
+"""Part of the elements that are trained, and of the parameters."""
 
 
 class NoGradient(UnusualCheck):
@@ -71,8 +71,8 @@ class NoGradient(UnusualCheck):
 
 
 class BeginningCut(NoGradient, FactCheck):
-    """Report a model whose first parameters, and a fifth of all or more, require a gradient, are in the optimizer, and
-    have no gradient in its first three updates: something between them and the loss has cut the graph."""
+    """Report a model whose first parameters, and half of all or a fifth of their elements, require a gradient, are in
+    the optimizer, and have no gradient in its first three updates: something behind them has cut the graph."""
 
     name = "beginning-cut"
     kind: ClassVar[CheckClass] = "fact"
@@ -87,4 +87,5 @@ class BeginningCut(NoGradient, FactCheck):
         sizes = np.array(facts.sizes or [1] * len(without))
         trained = facts.trainable & ~without
         is_first = bool(trained.any()) and int(without.argmax()) < int(trained.argmax())
-        return not facts.cut and is_first and bool(sizes[without].sum() >= MUCH * sizes[facts.trainable].sum())
+        is_much = sizes[without].sum() >= MUCH * sizes[facts.trainable].sum()
+        return not facts.cut and is_first and bool(is_much or without.sum() >= HALF * facts.trainable.sum())

@@ -68,7 +68,8 @@ class Forgotten(NotHeld, FactCheck):
     """Report parameters that have a gradient in each of the first three updates and are in no optimizer, though the
     optimizer has others that lie before them: a head without optimizer, or biases whose weights have one.
 
-    Programs that train a part by intention train the end of a model, or less than they leave out.
+    Programs that train a part by intention train the end of a model, or less than they leave out. Ranks without a
+    wrapper may divide the parameters among their optimizers, and are left out.
     """
 
     name = "parameters-forgotten"
@@ -81,6 +82,8 @@ class Forgotten(NotHeld, FactCheck):
     @classmethod
     def counts(cls, facts: UpdateFacts, names: list[str]) -> bool:
         """Return whether parameters lie behind some that the optimizer has, and are biases of these or no more."""
+        if facts.world > 1 and facts.reduced is None:
+            return False
         owned = [name for name in facts.names if name in facts.uses]
         orders = [facts.uses[name].order for name in names if name in facts.uses]
         if not owned or not orders or min(facts.uses[name].order for name in owned) >= max(orders):

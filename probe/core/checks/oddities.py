@@ -52,7 +52,8 @@ class Oddity(FactCheck):
 
 class FrozenNormDrifts(Oddity):
     """Note batch norms whose weights are frozen, and whose statistics go on with each batch: they are in training mode,
-    by oversight, or to follow other data. Those of an average of the model have weights that are written."""
+    by oversight, or to follow other data; also in other models, such as a teacher. Those of an average of the model
+    have weights that are written."""
 
     kind_of_oddity = "frozen norms"
     kind: ClassVar[CheckClass] = "unusual"
@@ -136,6 +137,25 @@ class DecayTooLarge(Oddity):
     def sentence(cls, places: str) -> Message:
         """Return what is found at some places."""
         return message("weight decay takes {places} of the weights in each update", places=places)
+
+
+class RoundedAway(Oddity):
+    """Report weights of half precision whose updates, at the rate that the schedule begins with, are less than half of
+    the distance to the next number in nine tenths of the elements. Optimizers of torch round to the nearest number."""
+
+    kind_of_oddity = "rounded away"
+    name = "rounded-away"
+    title = "Updates are rounded away"
+    why = "The weights hardly move, and what they would learn is lost."
+    source = "https://github.com/pytorch/ao/pull/1124"
+    remedy = "Keep the weights in float32, and compute under autocast; or use an optimizer that rounds at random."
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:
+        """Return what is found at some places."""
+        return message(
+            "{places}: updates are too small for the precision of the weights, and change nothing", places=places
+        )
 
 
 class CopyStays(Oddity):

@@ -11,7 +11,7 @@ from probe.core.language import message
 
 
 class TieBroken(ChangeCheck):
-    """Report names that stood for one parameter at an update, and do not at a later one."""
+    """Report names that stood for one parameter at an update, and do not at a later one, if of another optimizer."""
 
     name = "tie-broken"
     title = "Tie broken"
@@ -23,16 +23,17 @@ class TieBroken(ChangeCheck):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ties: tuple[tuple[str, ...], ...] = ()
+        self._ties: tuple[tuple[str, ...], ...] | None = None
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
         """Return the findings with this update."""
         facts = update.facts
         if facts.ties is self._ties:
             return
+        before = facts.earlier_ties if self._ties is None else self._ties
         self.judged |= bool(facts.ties)
         groups = [frozenset(tie) for tie in facts.ties]
-        broken = [tie for tie in self._ties if not any(group.issuperset(tie) for group in groups)]
+        broken = [tie for tie in before if not any(group.issuperset(tie) for group in groups)]
         self._ties = facts.ties
         for tie in broken:
             text = message(

@@ -199,6 +199,8 @@ class UpdateFacts(NamedTuple):
     """True if collectives of all ranks have run between two of the first losses."""
     in_turn: bool = False
     """True if a backward, an update of another optimizer and a further backward have come since its last update."""
+    earlier_ties: tuple[tuple[str, ...], ...] = ()
+    """Names that stood for one parameter as an earlier run of the same models ended."""
     remade: bool = False
     """True if the optimizer has taken the place of one like it since the last update, and keeps numbers from one update
     to the next: those of the one before are lost."""

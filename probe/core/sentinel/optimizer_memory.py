@@ -187,6 +187,8 @@ class OptimizerMemory:
         if not (self.late_clips or self.early_clips):  # else some of them are still waited for
             self.numbers = DeviceNumbers(self._tensors)
             """Numbers that only a device knows."""
+        self.at_clip: tuple[int, Sequence[int]] = -1, ()
+        """Collectives so far, and versions of some gradients, just before the latest clip; -1 if there was none."""
         self.clips: list[tuple[Sequence[int], Factor]] = []
         """Clips, each with the positions of the gradients and the factor by which they were multiplied."""
 
@@ -219,6 +221,13 @@ class OptimizerMemory:
     def holds_applied(self, gradients: Sequence[Tensor | None]) -> bool:
         """Return whether the gradients are those that the last update has applied, as it left them."""
         return len(self.applied) == len(gradients) and True in self.applied.untouched(gradients)
+
+    def was_reduced_after_clip(self, collectives: int, versions: Sequence[int]) -> bool:
+        """Return whether ranks have talked since the latest clip, and some gradients were written once more than it
+        writes them."""
+        before, at_clip = self.at_clip
+        pairs = zip(at_clip, versions, strict=False)
+        return 0 <= before < collectives and len(versions) > 0 and all(new > old + 1 >= 1 for old, new in pairs)
 
     def was_rewritten(self, some: Sequence[Tensor | None]) -> bool:
         """Return whether something has written gradients since the latest backward."""

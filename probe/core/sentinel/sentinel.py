@@ -232,7 +232,10 @@ class Sentinel:
             return
         if name == FirstBatch.habit and not self._loop.training([model for _, model in self._watch.run.chunks]):
             return  # an evaluation begins its loader again
-        if optimizer is None:
+        if name == "clip by value":
+            for memory, clipped in zip(self._optimizers.all(), self._watch.run.optimizers, strict=False):
+                memory.scaled |= self._is_scaled(memory, clipped, None)
+        elif optimizer is None:
             self._habits.add(name)
         elif self._optimizers.number(optimizer) is None:
             owned = {*map(id, self._watch.run.framework.hooks.owned(optimizer))}
@@ -278,6 +281,7 @@ class Sentinel:
                 memory.late_clips.append(used)
             else:
                 memory.clips.append((positions, used))
+                memory.at_clip = self._loop.collectives(), self._loop.versions(self._loop.held(memory.some))
 
     # Updates.
 
@@ -349,6 +353,7 @@ class Sentinel:
             trainable=memory.trainable(self._loop.requires(memory.parameters)) if visible else memory.none,
             state_steps=None,
             ties=self._optimizers.tied(),
+            earlier_ties=self._optimizers.earlier_ties,
             uses=self.roots.survey.uses,
             sizes=memory.sizes,
             groups=memory.groups,
@@ -378,6 +383,9 @@ class Sentinel:
     def _habits_now(self, memory: OptimizerMemory) -> frozenset[str]:
         """Return the habits of the program since the last update, at one of an optimizer."""
         more = {"adds to another": memory.adds_to_another(self._made), "keeps graphs": self.roots.survey.keeps_graphs}
+        if memory.at_clip[0] >= 0:
+            versions = self._loop.versions(self._loop.held(memory.some))
+            more["reduced after a clip"] = memory.was_reduced_after_clip(self._loop.collectives(), versions)
         return frozenset((*self._habits, *(name for name, is_met in more.items() if is_met)))
 
     def _oddities(

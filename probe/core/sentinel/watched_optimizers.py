@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -21,6 +22,9 @@ MOST_STRANGERS = 512
 UPDATES_A_LOOK, SHARE_OF_LOOKS = 8, 0.01
 """Updates after which parameters are searched for that have come or gone, and the part of the time that this takes at
 most."""
+
+_latest_ties: WeakKeyDictionary[Any, tuple[tuple[str, ...], ...]] = WeakKeyDictionary()
+"""Names that stand for one parameter of a model, as of the latest search in any run."""
 
 
 class WatchedOptimizers:
@@ -44,6 +48,8 @@ class WatchedOptimizers:
         self._look_seconds = 0.0
         """Seconds that it took."""
         self._ties: tuple[object, tuple[tuple[str, ...], ...]] = (None, ())
+        self.earlier_ties: tuple[tuple[str, ...], ...] = ()
+        """Names that stood for one parameter as an earlier run of the same models ended."""
         self._outside: tuple[list[str], list[Parameter]] | None = None
         """Names of the parameters that are in no optimizer, and these; None if they have to be looked for."""
         self._shared: tuple[str, ...] = ()
@@ -142,7 +148,11 @@ class WatchedOptimizers:
         structure = self._watch.parts.structure
         if self._ties[0] is not structure:
             models = [model for _, model in self._watch.run.chunks]
-            self._ties = structure, tuple(tie for model in models for tie in self._loop.ties(model))
+            if self._ties[0] is None:
+                self.earlier_ties = tuple(tie for model in models for tie in _latest_ties.get(model, ()))
+            for model in models:
+                _latest_ties[model] = self._loop.ties(model)
+            self._ties = structure, tuple(tie for model in models for tie in _latest_ties[model])
         return self._ties[1]
 
     def look_again(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from probe.core.checks import JudgedUpdate
+from probe.core.checks.loss_calls import LossCall, LossGraph
 from probe.core.checks.update_facts import UpdateFacts
 from probe.core.sentinel.rota import PastNumbers
 from tests.core.checks.updates import NAMES, Training, findings, steps
@@ -143,7 +144,6 @@ def test_gradients_that_come_and_go_are_none() -> None:
     assert not findings("gradient-gone", branch.updates(30), branch.updates(30, norms={"aux_head": 0.0}))
     fading = (training.update(norms={"head": 0.1 * max(0.0, 1 - step / 60)}) for step in range(100))
     assert not findings("gradient-gone", fading)
-    assert not findings("gradient-gone", training.updates(30), training.updates(60, norms=0.0, loss=0.0))
     assert not findings("gradient-gone", training.updates(60, norms={"layers.0": 0.0}))
 
 
@@ -181,6 +181,44 @@ def test_a_beginning_of_a_model_that_never_has_a_gradient_is_found() -> None:
     (finding,) = findings("gradient-gone", training.updates(40, norms={"embed": 0.0, "layers.0": 0.0}))
     assert (finding.step, finding.since, finding.where) == (19, 0, ("embed", "layers.0"))
     assert not findings("gradient-gone", Training().updates(40, norms={"embed.bias": 0.0}))
+
+
+def test_gradients_that_were_never_there_are_found() -> None:
+    """All of them, of losses that are not 0; of losses that are, they are a note after a hundred updates."""
+    training = Training()
+    (finding,) = findings("gradient-gone", training.updates(40, norms=0.0), training.updates(40))
+    assert (finding.step, finding.since, finding.grade) == (19, 0, "warning")
+    training = Training()
+    (finding,) = findings("gradient-gone", training.updates(130, norms=0.0, loss=0.0))
+    assert (finding.step, finding.grade) == (99, "note")
+    training = Training()
+    assert not findings("gradient-gone", training.updates(60, norms=0.0, loss=0.0), training.updates(60))
+
+
+def test_a_steady_loss_that_is_0_at_once_with_all_gradients_is_found() -> None:
+    """What is not finite is replaced by 0; a loss that is satisfied has faded."""
+    training = Training()
+    (finding,) = findings("gradient-gone", training.updates(30), training.updates(30, norms=0.0, loss=0.0))
+    assert (finding.step, finding.since, finding.grade) == (49, 30, "warning")
+    training = Training()
+    fading = [training.update(loss=2.0 - step / 16) for step in range(31)]
+    assert not findings("gradient-gone", fading, training.updates(60, norms=0.0, loss=0.0))
+    training = Training()
+    now_and_then = (training.update(**({"norms": 0.0, "loss": 0.0} if step % 20 else {})) for step in range(90))
+    assert not findings("gradient-gone", training.updates(30), now_and_then)
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_found"), [((5, 7, 7, 9, 9), True), ((7, 7, 7, 7, 7), False), ((5, 6, 7, 8, 9), False)]
+)
+def test_batches_that_come_twice_are_found_by_their_labels(labels: tuple[int, ...], is_found: bool) -> None:
+    """A warning where workers share a stream, else a note; labels that are always the same may be those of pairs."""
+    call = LossCall(0, "cross_entropy", "", "numbers", 10, 32, 0.0, 1.0, "other", 0)
+    for streams in (True, False):
+        graphs = [LossGraph((call._replace(labels=number),), streams=streams) for number in labels]
+        rows = [Training().update(loss_graph=lambda graph=graph: graph) for graph in graphs]
+        grades = [finding.grade for finding in findings("samples-repeated", rows)]
+        assert grades == ["warning" if streams else "note"] * is_found
 
 
 def cosine(step: int, end: int) -> float:

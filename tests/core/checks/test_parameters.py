@@ -254,6 +254,14 @@ def test_strangers_of_the_beginning_are_a_note() -> None:
     assert finding.text == "2 of 10 parameters that have a gradient are in no optimizer: body"
 
 
+@pytest.mark.parametrize(("world", "reduced", "is_found"), [(1, None, True), (2, True, True), (2, None, False)])
+def test_parameters_that_ranks_may_divide_are_not_forgotten(world: int, reduced: bool | None, is_found: bool) -> None:
+    """A head in no optimizer, alone or behind a wrapper; without one, another rank may update it."""
+    uses = {name: ParameterUse(number, "torch.float32", 2) for number, name in enumerate((*NAMES, "tail.weight"))}
+    training = Training(strangers=("tail.weight",), uses=uses, world=world, reduced=reduced)
+    assert bool(findings("parameters-forgotten", training.updates(3))) is is_found
+
+
 def test_parameters_of_two_optimizers_are_a_note() -> None:
     """Once for the same ones; with one optimizer there is nothing to judge."""
     training = Training(alone=False, shared=("layers.0.weight", "layers.0.bias"))
