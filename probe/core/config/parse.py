@@ -353,7 +353,7 @@ def _yaml_problem(name: str, text: str, error: yaml.MarkedYAMLError) -> Message:
         advice = message("write the value without it")
     elif (error.problem or "").startswith("expected <block end>"):
         problem = message("expected as many spaces before this line as before the keys above it, got others")
-        advice = message("set in alike what belongs together")
+        advice = message("indent lines that belong together alike")
     elif error.problem == "mapping values are not allowed here":
         problem = message("expected one key in a line, below the first letter of the one before, got another")
         advice = message("write it there; texts with : stand in quotes")
