@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
+from torch.jit._script import RecursiveScriptModule
 from torch.nn.parameter import is_lazy
 
 from probe.core.backend.call_stack import callers
@@ -183,7 +184,7 @@ def on_forward(
     Raises:
         Misfit: for a module that takes no hooks.
     """
-    if isinstance(module, torch.jit.RecursiveScriptModule):
+    if isinstance(module, RecursiveScriptModule):
         raise Misfit("expected a module that takes hooks, got one of torch.jit.script, whose forwards are not seen")
     if inside is not None:
         return compiled.on_forward(module, before, after, guard, inside, gradients)

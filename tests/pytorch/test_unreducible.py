@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -85,9 +86,9 @@ VALUES: dict[str, Callable[[], Any]] = FORMATS | {
     for size, shape in SIZES.items()
 }
 for size, shape in SIZES.items():
-    VALUES[f"elsewhere {size}"] = lambda shape=shape: Elsewhere(torch.ones(shape))
-    VALUES[f"freed {size}"] = lambda shape=shape: freed(shape, 0)
-    VALUES[f"freed part {size}"] = lambda shape=shape: freed(shape, 4)
+    VALUES[f"elsewhere {size}"] = partial(Elsewhere, torch.ones(shape))
+    VALUES[f"freed {size}"] = partial(freed, shape, 0)
+    VALUES[f"freed part {size}"] = partial(freed, shape, 4)
 
 
 READABLE = {
