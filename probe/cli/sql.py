@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -81,7 +81,9 @@ def sql(
             redirect_stdout(sys.stderr),  # Ray prints messages of its own
             chosen_engine(engine, jobs) as pieces,
             open_run(directory, pieces) as run,
+            ExitStack() as stack,  # what was left out is said before a refusal, too: it may be the reason
         ):
+            stack.callback(_warn, run)
             _check_apart(run, out)
             if explained:
                 explain(run.pieces(query or map_query), printed, "sql" if as_machine else "")
@@ -95,9 +97,12 @@ def sql(
                 print_answer("sql", {"run": run.run.name, "tables": [*run.views()]}, printed)
             else:
                 _list(run, printed)
+    raise typer.Exit(1 if run.problems.skipped else 0)
+
+
+def _warn(run: OpenRun) -> None:
     for line in run.problems.lines():
         complain(line, "warning")
-    raise typer.Exit(1 if run.problems.skipped else 0)
 
 
 @contextmanager

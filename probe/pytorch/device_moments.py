@@ -13,7 +13,7 @@ import torch
 
 from probe.core.histogram import BINS, HIGH, HISTOGRAM, INFINITE, LOW, NAN, ZERO
 from probe.core.moments import repeated
-from probe.pytorch.dtensor import distinct
+from probe.pytorch.dtensor import distinct, is_stored, stored
 
 Array = npt.NDArray[np.float64]
 
@@ -29,12 +29,12 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -
     if HISTOGRAM in columns:
         counted = torch.stack([histogram(tensor) for tensor in tensors])
         return torch.cat([moments(tensors, columns[:-1], eps), counted], dim=1) if columns[:-1] else counted
-    stored, times = zip(*map(distinct, tensors), strict=True)
+    once, times = zip(*map(distinct, tensors), strict=True)
     kernels = _kernels()
-    if kernels is None or any(tensor.device.type != "cuda" for tensor in stored):
-        rows = torch.stack([_row(tensor, columns, eps) for tensor in stored])
+    if kernels is None or any(tensor.device.type != "cuda" or not is_stored(tensor) for tensor in once):
+        rows = torch.stack([_row(tensor, columns, eps) for tensor in once])
     else:
-        rows = by_kernels(kernels, stored, columns, eps)
+        rows = by_kernels(kernels, once, columns, eps)
     for i in (i for i, number in enumerate(times) if number != 1):
         rows[i] = torch.stack([*repeated(dict(zip(columns, rows[i], strict=True)), times[i]).values()])
     return rows
@@ -52,11 +52,12 @@ def in_place(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: flo
 
 def histogram(tensor: torch.Tensor) -> torch.Tensor:
     """Return the ``BINS`` counts of one tensor: see :mod:`probe.core.histogram`."""
-    stored, times = distinct(tensor)
-    counted = torch.zeros(LANES * BINS, dtype=torch.int64, device=stored.device)
-    one = torch.ones((), dtype=torch.int64, device=stored.device)
-    lanes = torch.arange(LANES, device=stored.device).mul_(BINS)
-    for piece in _as_float(stored).reshape(-1).split(PIECE):
+    once, times = distinct(tensor)
+    device = once.device
+    counted = torch.zeros(LANES * BINS, dtype=torch.int64, device=device)
+    one = torch.ones((), dtype=torch.int64, device=device)
+    lanes = torch.arange(LANES, device=device).mul_(BINS)
+    for piece in _as_float(once).reshape(-1).split(PIECE):
         at = lanes.repeat(-(-piece.numel() // LANES))[: piece.numel()].add_(_bins(piece))
         counted.scatter_add_(0, at, one.expand(piece.numel()))
     return counted.view(LANES, BINS).sum(0).mul_(times).to(torch.float64)
@@ -71,9 +72,9 @@ def _bins(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.signbit(x), ZERO - distance, ZERO + distance).masked_fill_(torch.isnan(x), NAN)
 
 
-def by_kernels(kernels: ModuleType, stored: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
-    """Call the kernels once for each dtype and device; return the rows in the order of ``stored``."""
-    tensors = [tensor if kernels.takes(tensor) else _as_float(tensor).contiguous() for tensor in stored]
+def by_kernels(kernels: ModuleType, given: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
+    """Call the kernels once for each dtype and device; return the rows in the order of ``given``."""
+    tensors = [tensor if kernels.takes(tensor) else _as_float(tensor).contiguous() for tensor in given]
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, tensor in enumerate(tensors):
         groups.setdefault((tensor.dtype, tensor.device), []).append(i)
@@ -111,6 +112,7 @@ def _row(tensor: torch.Tensor, columns: Sequence[str], eps: Any) -> torch.Tensor
 
 
 def _as_float(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = stored(tensor)
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex():

@@ -8,10 +8,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from probe.core.faults import Misfit
 from probe.core.records import Coverage
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 """Types of tensors that hold their own elements."""
+LOW = 1 << 32
+"""Address below which a tensor is looked at again: it may be an offset into memory that was freed."""
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -44,7 +47,30 @@ def readable_places(
         kinds.append(dtype)
         sizes.append(tensor.numel())
         addresses.append(tensor.data_ptr())
-    return None if 0 in sizes or 0 in addresses else (kinds, addresses, sizes)
+    if 0 in sizes or (min(addresses) < LOW and not all(map(is_stored, tensors))):
+        return None
+    return kinds, addresses, sizes
+
+
+def is_stored(tensor: torch.Tensor) -> bool:
+    """Return False for a strided tensor whose memory was freed, or whose class keeps the elements in other tensors
+    (quantized weights, states of 8-bit optimizers): it has none of its own."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return True
+    return bool(tensor.data_ptr() != tensor.storage_offset() * tensor.itemsize)
+
+
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor``, or a copy by its class if that keeps the elements in other tensors.
+
+    Raises:
+        Misfit: for memory that was freed.
+    """
+    if is_stored(tensor):
+        return tensor
+    if type(tensor) in PLAIN:
+        raise Misfit("expected a tensor with values, got one whose memory was freed; free it after the update")
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def coverage(tensor: torch.Tensor) -> Coverage | None:

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
+from torch.jit._script import RecursiveScriptModule
 from torch.nn.parameter import is_lazy
 
 from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove, unheard
 from probe.core.config.schema import Settings
 from probe.core.door import FaultCounter, Hook
+from probe.core.faults import Misfit
 from probe.pytorch import compiled
 from probe.pytorch.engines import fsdp1, names, native, pipelining, table
 from probe.pytorch.engines.homes import HOMES, hidden, home, ready
@@ -178,7 +180,12 @@ def on_forward(
     While ``torch.compile`` traces, the hooks do nothing, unless ``inside`` is passed: if traced, they would break the
     graph, or raise if breaks are forbidden. A hook that is removed while a forward calls the module's hooks is still
     called in that forward, but without keyword arguments (torch 2.13).
+
+    Raises:
+        Misfit: for a module that takes no hooks.
     """
+    if isinstance(module, RecursiveScriptModule):
+        raise Misfit("expected a module that takes hooks, got one of torch.jit.script, whose forwards are not seen")
     if inside is not None:
         return compiled.on_forward(module, before, after, guard, inside, gradients)
 

@@ -15,7 +15,7 @@ from probe.core.backend import fused_reduce
 from probe.core.backend.fused_reduce import HostRows
 from probe.core.backend.numpy_moments import SMALL, Elements, of_elements
 from probe.core.backend.protocols import HostPlace
-from probe.pytorch.dtensor import PLAIN, distinct, local, readable_places
+from probe.pytorch.dtensor import LOW, PLAIN, distinct, is_stored, local, readable_places, stored
 
 Array = npt.NDArray[np.float64]
 
@@ -35,6 +35,8 @@ def host_place(tensor: torch.Tensor) -> HostPlace | None:
     if kind is None or not tensor.is_cpu or tensor.layout is not torch.strided:
         return None
     if not tensor.is_contiguous() or tensor.is_neg() or not (size := tensor.numel()):
+        return None
+    if tensor.data_ptr() < LOW and not is_stored(tensor):
         return None
     return tensor.data_ptr(), size, kind, (tuple(tensor.shape), dtype, None)
 
@@ -66,10 +68,12 @@ def _elements(tensor: torch.Tensor) -> Elements:
     if tensor.layout is not torch.strided:
         values = tensor.to_sparse_coo().coalesce().values()
         return Elements(values.numel(), partial(_arrays, values), absent=tensor.numel() - values.numel())
+    if not is_stored(tensor):
+        return Elements(tensor.numel(), lambda: _arrays(stored(tensor)))
     if tensor.numel() <= SMALL:
         return Elements(tensor.numel(), lambda: (_as_float(tensor).reshape(-1).numpy(),))
-    stored, times = distinct(tensor)
-    return Elements(stored.numel(), partial(_arrays, stored), times)
+    once, times = distinct(tensor)
+    return Elements(once.numel(), partial(_arrays, once), times)
 
 
 def _arrays(tensor: torch.Tensor) -> Iterator[npt.NDArray[Any]]:

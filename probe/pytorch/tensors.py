@@ -16,7 +16,7 @@ from probe.core.backend.protocols import Adam
 from probe.core.faults import Misfit
 from probe.core.records import Coverage
 from probe.pytorch import device_moments, host_moments
-from probe.pytorch.dtensor import PLAIN, coverage, local
+from probe.pytorch.dtensor import PLAIN, coverage, is_stored, local
 from probe.pytorch.host_copies import to_host  # noqa: F401 - like the next one a function of the protocol
 from probe.pytorch.host_moments import host_place  # noqa: F401
 from probe.pytorch.modes import unseen
@@ -67,6 +67,8 @@ def hold(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a copy of a small tensor in host memory; None for any other."""
     tensor = local(tensor)
     if tensor.device.type != "cpu" or tensor.numel() > HELD_ELEMENTS or tensor.layout is not torch.strided:
+        return None
+    if not is_stored(tensor):
         return None
     with unseen():
         return tensor.detach().clone() if tensor.requires_grad else tensor.clone()

@@ -151,3 +151,16 @@ def test_data_that_are_left_out_are_exit_code_1(tmp_path: Path) -> None:
     done = run(tmp_path, "SELECT count(*) AS n FROM actv", "--format", "csv")
     assert (done.exit_code, done.stdout) == (1, "n\n4\n")
     assert "actv_0-0.csv:6" in done.stderr
+
+
+def test_a_refusal_says_what_was_left_out(tmp_path: Path) -> None:
+    """A table may be missing because its file was: the file is named before."""
+    write_run(tmp_path, 0, [0])
+    for path in tmp_path.glob("*/actv_*.csv"):
+        path.write_text(path.read_text().replace(",", ";"))
+    done = run(tmp_path, "SELECT * FROM actv")
+    assert done.exit_code == 2
+    assert [("actv_0-0.csv:1" in line, "no signal 'actv'" in line) for line in done.stderr.splitlines()] == [
+        (True, False),
+        (False, True),
+    ]

@@ -137,6 +137,21 @@ def _swaps() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_swaps")
+def test_a_part_that_takes_no_hooks(caplog: pytest.LogCaptureFixture) -> None:
+    """A scripted part that comes into the model has rows of its parameters; that it has no others is said once."""
+
+    def replaced(model: Any, _: Any) -> Any:
+        model.fc2 = torch.jit.script(torch.nn.Linear(3, 1))
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+    rows, faults = train(TinyNet(), replaced)
+    assert {("actv", "fc2.output"), ("actv", "fc.output"), ("grad_reduced", "fc2.weight")} <= rows[0]
+    assert {("actv", "fc.output"), ("grad_reduced", "fc2.weight"), ("grad_unreduced", "fc2.weight")} <= rows[2]
+    assert ("actv", "fc2.output") not in rows[2]
+    assert faults == {"modules that take no hooks: Misfit": 1}
+    assert [text for text in caplog.messages if "torch.jit.script, whose forwards" in text][1:] == []
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_exchanged_tensors_are_hooked_again(own: bool) -> None:
     """A model that is converted with ``swap_tensors`` has all its rows, before and after, and none of them twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.required import require
 
 torch = require("torch")
 
-from probe.pytorch import TrainerMon  # noqa: E402 - only where torch is
+from probe.pytorch import TrainerMon, device_moments  # noqa: E402 - only where torch is
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning"),
@@ -21,6 +22,34 @@ pytestmark = [
 ]
 SIZES = {"small": (2, 4), "large": (64, 96)}
 """Small tensors are held and reduced together, large ones at once."""
+
+
+class Elsewhere(torch.Tensor):  # type: ignore[misc, name-defined]
+    """Numbers in another tensor, with few operators, as of quantized weights and states of 8-bit optimizers."""
+
+    @staticmethod
+    def __new__(cls, numbers: Any) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=numbers.dtype)
+        made.numbers = numbers
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, _: Any, args: Any = (), __: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].numbers)
+        if function is torch.ops.aten.copy_.default:
+            return args[0].copy_(args[1].numbers)
+        raise NotImplementedError(function)
+
+
+def freed(size: tuple[int, ...], first: int) -> Any:
+    """A view of memory that its owner has freed."""
+    whole = torch.ones(first + size[0] * size[1])
+    part = whole[first:].view(size)
+    whole.untyped_storage().resize_(0)
+    return part
+
+
 QUANTIZED = ("quint8", "qint8", "qint32")
 FORMATS: dict[str, Callable[[], Any]] = {
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]),
@@ -56,6 +85,10 @@ VALUES: dict[str, Callable[[], Any]] = FORMATS | {
     for name in DTYPES
     for size, shape in SIZES.items()
 }
+for size, shape in SIZES.items():
+    VALUES[f"elsewhere {size}"] = partial(Elsewhere, torch.ones(shape))
+    VALUES[f"freed {size}"] = partial(freed, shape, 0)
+    VALUES[f"freed part {size}"] = partial(freed, shape, 4)
 
 
 READABLE = {
@@ -63,6 +96,7 @@ READABLE = {
     *(f"float{bits} {size}" for size in SIZES for bits in (16, 32, 64)),
     *(f"complex{bits} {size}" for size in SIZES for bits in (32, 64, 128)),
     *(f"{sign}int{bits} {size}" for size in SIZES for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *(f"elsewhere {size}" for size in SIZES),
     *("coo", "csr", "csc", "bsr", "bsc", "quantized by channel", "conjugate", "negative"),
 }
 """Module that certainly has a row."""
@@ -116,7 +150,9 @@ def test_only_the_row_of_what_cannot_be_reduced_is_missing(signal: str, held: bo
     for number, (name, value) in enumerate(values.items()):
         odd = f"odd.p{number}" if held else f"odd.output_{number + 1}"
         if odd in norms:
-            dense = value.to_dense() if value.layout is not torch.strided else value
+            assert not name.startswith("freed")
+            given = getattr(value, "numbers", value)
+            dense = given.to_dense() if given.layout is not torch.strided else given
             plain = dense.dequantize() if dense.is_quantized else dense.to(torch.complex128)
             assert norms[odd] == pytest.approx(plain.abs().double().norm().item(), rel=1e-4), name
         assert (odd in norms) != (counts.pop(f"{signal} of {odd}", 0) == 2), name
@@ -125,6 +161,12 @@ def test_only_the_row_of_what_cannot_be_reduced_is_missing(signal: str, held: bo
     plain_faults, plain_rows = trained([], held)
     assert plain_faults == {}
     assert {row for row in plain_rows if not row.name.startswith("odd.output")} <= set(rows)
+
+
+def test_numbers_elsewhere_are_read_without_kernels_that_need_an_address() -> None:
+    """Tensors without memory of their own are reduced on the device by operators of torch."""
+    rows = device_moments.moments([Elsewhere(torch.ones(3, 2)), torch.ones(2)], ("sum", "max"), 0.0)
+    assert rows.tolist() == [[6.0, 1.0], [2.0, 1.0]]
 
 
 class Unreadable(torch.nn.Parameter):  # type: ignore[misc, name-defined]

@@ -309,6 +309,17 @@ def test_a_body_that_comes_slowly_is_refused(tmp_path: Path, name: str) -> None:
         assert connection.recv(65_536).startswith(b"HTTP/1.1 408")
 
 
+def test_a_body_in_broken_chunks_leaves_no_trace(service: Service) -> None:
+    """Status 400, before any token is asked for; the log of the server gets nothing from whoever can connect."""
+    head = f"POST {service.kind.receiver or service.kind.path} HTTP/1.1\r\nHost: localhost\r\n"
+    body = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"
+    with connected(service.base, (head + body).encode()) as connection:
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 400")
+        assert received(connection) < 1000
+    assert service.status("GET", service.kind.path) == 200
+    assert "Traceback" not in service.errors.read_text()
+
+
 def test_a_body_above_the_limit_is_refused(service: Service) -> None:
     """By its declared length at once, by its real one if it has none; a body of just the limit is read. Servers that
     take no bodies refuse the method."""

@@ -27,8 +27,16 @@ LOGGERS = ("probe", "httpx", "httpcore", "apprise", "urllib3", "requests")
 
 _END = "{1,65536}"
 """Bound of a token's last repetition: far above any, so that no rest of one stays."""
+_NAME = (
+    r"(?:(?-i:(?<=[A-Z0-9]_)TOKEN)|(?<![a-z0-9])(?:password|passwd|passphrase|pwd"
+    r"|(?:access|secret|private|account|api)[_-]?key(?:[_-]id)?|secret"
+    r"|(?:access|auth|refresh|session|api|bot)[_-]?token))"
+)
+"""Names of secrets, behind any prefix: those that name nothing else in the texts of training."""
+_LIKELY = r"(?=[^\s'\"]{0,128}\d)[^\s'\",;&<>)]{8,65536}"
+"""A value where prose may follow: with a digit, and no short word."""
 _FORMS = tuple(
-    (re.compile(pattern.replace("{END}", _END), re.IGNORECASE), replacement)
+    (re.compile(pattern.replace("{END}", _END).replace("{NAME}", _NAME), re.IGNORECASE), replacement)
     for pattern, replacement in (
         (
             (
@@ -41,15 +49,29 @@ _FORMS = tuple(
         (r"(://)[^\s/'\"<>]{0,8192}@", r"\1" + MASK + "@"),
         (
             (
-                r"([?&](?:key|token|secret|sign|signature|sig|pass|password|pwd|api[_-]?key|auth|access[_-]?token)=)"
+                r"([?&](?:x-amz-|x-goog-)?(?:key|token|secret|sign|signature|sig|pass|password|pwd|api[_-]?key|auth"
+                r"|access[_-]?token|security-token|credential)=)"
                 r"[^&\s'\"<>]{END}"
             ),
             r"\1" + MASK,
         ),
         (
-            r"\b((?:token|secret|password|passwd|pwd|api[_-]?key)\s{0,64}=\s{0,64}['\"]?)[^\s'\",;&<>)]{END}",
+            (
+                r"((?:{NAME}|\btoken)(?:\\?['\"])?\s{0,64}(?:=|%3d)\s{0,64}(?:\\?['\"])?)"
+                r"[^\s'\",;&<>)]{END}"
+            ),
             r"\1" + MASK,
         ),
+        (
+            (
+                r"((?:{NAME}|['\"]token)\\?['\"]\s{0,64}[:,]\s{0,64}(?:b(?=['\"]))?\\?['\"])"
+                r"[^'\"\n]{END}"
+            ),
+            r"\1" + MASK,
+        ),
+        (r"((?:{NAME}\s{0,64}:|--(?:{NAME}|token))\s{1,64})" + _LIKELY, r"\1" + MASK),
+        (r"(\bcookie['\"]?\s{0,64}[:,]\s{0,64}(?:b(?=['\"]))?['\"]?[\w.-]{1,64}=)[^'\"\n]{END}", r"\1" + MASK),
+        (r"\b(gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-)(?=[\w-]{0,64}\d)[\w-]{16,65536}", r"\1" + MASK),
         (r"(/open-apis/bot/(?:v2/)?hook/)[\w%.~-]{END}", r"\1" + MASK),
         (r"(slack\.com(?::\d{1,5})?/(?:services|workflows|triggers)/)[\w%/.~-]{END}", r"\1" + MASK),
         (r"(discord(?:app)?\.com(?::\d{1,5})?/api/(?:v\d{1,3}/)?webhooks/)[\w%/.~-]{END}", r"\1" + MASK),
@@ -57,7 +79,8 @@ _FORMS = tuple(
         (r"(api\.telegram\.org(?::\d{1,5})?/bot)[\w%:.~-]{END}", r"\1" + MASK),
     )
 )
-"""Secrets by their form: the header Authorization, ``user:password@``, tokens in queries, and the webhooks of Feishu,
+"""Secrets by their form: the headers Authorization and Cookie, ``user:password@``, tokens in queries, what is assigned
+to names of secrets (variables of the environment, options, JSON), tokens of known services, and the webhooks of Feishu,
 Slack, Discord, Teams and Telegram. Those of DingTalk and WeCom have their tokens in the query.
 
 Every repetition has a bound, so that the time for a text is proportional to its length; a test holds it."""

@@ -26,7 +26,7 @@ from probe.core.backend.protocols import (
 )
 from probe.core.config.schema import Settings
 from probe.core.door import StepHook, attempt, count
-from probe.core.faults import Faults
+from probe.core.faults import Faults, Misfit
 from probe.core.instrumentation.clock import Clock
 from probe.core.instrumentation.forwards import Forwards
 from probe.core.instrumentation.overhead import Cost
@@ -296,8 +296,17 @@ class Run:
         clock = self.clock
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
         leave = unheard if after is None else ended
-        guard = self.guard_of(where)
-        return self.keep(hooks.on_forward(module, began, leave, guard, inside=inside, gradients=gradients))
+        return self.listen(module, began, leave, where, inside=inside, gradients=gradients)
+
+    def listen(
+        self, module: Module, before: Callable[..., None], after: Callable[..., None], where: str, **options: Any
+    ) -> Remove:
+        """Place the hooks of a module, with the options of the framework; count a module that takes none."""
+        try:
+            return self.keep(self.framework.hooks.on_forward(module, before, after, self.guard_of(where), **options))
+        except Misfit as misfit:
+            self.faults.note("modules that take no hooks", misfit)
+            return lambda: None
 
     # Hooks of sources between sampled steps: taken out where several steps in a row are not sampled, since a hook
     # without effect costs time, too.

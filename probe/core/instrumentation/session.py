@@ -86,8 +86,7 @@ class Session:
             raise
 
     def _listen_to_forwards(self, run: Run, model: Module) -> Remove:
-        began, guard = self.steps.forward_listener(model), run.guard_of("parameters")
-        return run.keep(self._hooks.on_forward(model, began, unheard, guard))
+        return run.listen(model, self.steps.forward_listener(model), unheard, "parameters")
 
     def hook(self, optimizer: Optimizer) -> None:
         """Place the hooks of an optimizer, unless it has them; raise an error if it cannot be watched."""

@@ -45,6 +45,8 @@ CUT_TEXT = LONGEST_TEXT - 64
 """Most characters that are kept of a longer one, beside the note on those that were left out."""
 LONGEST_NAME = 200
 """Most characters of names: of a job, a launch, a run, a value."""
+LONGEST_SHOWN = 40
+"""Most characters that an error shows of a value."""
 LARGEST_INTEGER = 1 << 53
 """Integers beyond it travel as floating-point numbers."""
 LONGEST_SECONDS = 1e15
@@ -286,9 +288,11 @@ def _clean(value: object, where: str) -> Value:
 
 
 def _wrong(where: str, expected: str, value: object) -> MalformedBatchError:
-    """Return the error that names the kind of the value that came; the value itself may be a megabyte."""
-    came = "nothing" if value is None else value if isinstance(value, int) else type(value).__name__
-    return MalformedBatchError(f"{where}: expected {expected}, got {str(came)[:40]}")
+    """Return the error that names the value that came, or its kind and length: it may be a megabyte."""
+    sized = value if isinstance(value, (str, list, dict)) else ()
+    long = f"{type(value).__name__} of length {len(sized)}" if len(sized) > LONGEST_SHOWN else repr(value)
+    came = "nothing" if value is None else long[:LONGEST_SHOWN]
+    return MalformedBatchError(f"{where}: expected {expected}, got {came}")
 
 
 def launch_name(environ: Mapping[str, str], otherwise: Callable[[], str]) -> str:

@@ -166,6 +166,12 @@ class BoundedConnection(H11Protocol):
         super().data_received(data)
         self._follow()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that is no HTTP in its middle: its endpoint, which is under way, has nobody to answer."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
         """Wait for the rest of the request, for the next one, or for the client to read."""
         super().on_response_complete()

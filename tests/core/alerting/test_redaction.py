@@ -106,6 +106,17 @@ KNOWN = {
     "https://hooks.slack.com/services/T00/B00/XX": "https://hooks.slack.com/services/***",
     "https://discord.com/api/webhooks/12/ab": "https://discord.com/api/webhooks/***",
     "smtp://me:word@mail.example:25": "smtp://***@mail.example:25",
+    "AWS_SECRET_ACCESS_KEY=ab/cd+ef": "AWS_SECRET_ACCESS_KEY=***",
+    "environ({'HF_TOKEN': 'x', 'WANDB_API_KEY': '0f9'})": "environ({'HF_TOKEN': '***', 'WANDB_API_KEY': '***'})",
+    "HF_TOKEN=hf_x1 python train.py": "HF_TOKEN=*** python train.py",
+    r"body {\"client_secret\": \"a b\", \"n\": 1}": r'body {\"client_secret\": \"***", \"n\": 1}',
+    '{"token": "0f9", "tokens": "512"}': '{"token": "***", "tokens": "512"}',
+    "X-Api-Key: 0f9a8b7c": "X-Api-Key: ***",
+    "argv: serve --api-key 0f9a8b7c --port 1": "argv: serve --api-key *** --port 1",
+    "Set-Cookie: session=0f9; Path=/": "Set-Cookie: session=***",
+    "clone with ghp_0f9a8b7c6d5e4f3a2b1c failed": "clone with ghp_*** failed",
+    "https://s3.example/x?X-Amz-Signature=0f9&n=2": "https://s3.example/x?X-Amz-Signature=***&n=2",
+    "args.password: expected a text, got 12345678; pad_token='<pad>', eos_token: 2, sk-learn, --token-file k1": None,
     "loss 9 at step 3 in layers.3.mlp, https://docs.example/alerts?page=2": None,
 }
 
@@ -188,7 +199,21 @@ def test_every_repetition_of_the_forms_is_bounded() -> None:
     assert max(bounds) <= 65_536
 
 
-ATTACKS = ("a.", "a-", "x+", "://", "a://", "authorization:", "authorization ", "bearer ", "token =", "?key=", " ")
+ATTACKS = (
+    "a.",
+    "a-",
+    "x+",
+    "://",
+    "a://",
+    "authorization:",
+    "authorization ",
+    "bearer ",
+    "token =",
+    "?key=",
+    " ",
+    "secret_",
+    "--api-key ",
+)
 
 
 @pytest.mark.parametrize("unit", ATTACKS)

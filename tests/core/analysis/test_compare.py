@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from probe.core.analysis.compare.compare import Comparison, compare
-from probe.core.analysis.compare.differences import RELATIVE, coarsest
+from probe.core.analysis.compare.differences import RELATIVE, Measure, coarsest
 from probe.core.analysis.compare.pairing import Options
 from tests.core.analysis.compare_data import (
     MICRO_STEPS,
@@ -221,6 +221,13 @@ def test_counts_differ_by_their_number(tmp_path: Path) -> None:
 def test_the_tolerance_follows_the_coarsest_dtype(dtypes: list[str], expected: str) -> None:
     """Of either framework's spelling."""
     assert coarsest(dtypes) == expected
+
+
+def test_a_difference_beyond_the_largest_number_is_relative_too() -> None:
+    """Numbers of opposite sign whose difference is no finite number differ by twice their size."""
+    sides = "(SELECT 1e308 AS max, 1 AS elements) a, (SELECT -1e308 AS max) b, (SELECT 0 AS rms) s"
+    [(excess,)] = duckdb.sql(f"SELECT {Measure(['max'], ['max'], 1e-3, 0.0).excess('max')} FROM {sides}").fetchall()
+    assert excess * 1e-3 == pytest.approx(2)
 
 
 def test_half_precision_may_differ_more(tmp_path: Path) -> None:
