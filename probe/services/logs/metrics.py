@@ -22,7 +22,7 @@ MOST = 128
 """Largest number of metrics of one line."""
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(?:epoch ?\()?(eval|evaluation|val|valid|validation|validate|"
-    rb"dev|cv|test)\b[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset|\]\[)"
+    rb"dev|cv|test)\b[^|]{0,32}(?:\||:|(?:step|epoch|batch)(?:$|[^_])|\bsubset|\]\[)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 COUNTS = frozenset(
@@ -56,8 +56,8 @@ UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?
 UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[kKMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
     rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]{0,3}"
-    rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
-    rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,32}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
+    rb"(?:\s?\(([A-Za-z/ =]{1,24})\)|%)?"
+    rb"(?:\s{0,6}(::?|=|[-=]>|~)|\s|\[)\s{0,32}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
     rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2\xc2*@/-])|\s\s)|$|[^\w.]|\.{1,3}(?:\s|$))"
 )
@@ -122,7 +122,9 @@ PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
 """Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
 OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6})[:,] {1,8}(\d{1,9})(?:/(\d{1,9}))?\] ")
 """Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``, ``[8,    85] loss: 0.004``."""
-OF_PAIRS = Expression(rb"^\s{0,8}\[(\d{1,6})/(\d{1,6})\] ?\[ {0,8}(\d{1,9})/(\d{1,9})\]")
+OF_PAIRS = Expression(
+    rb"(?:^\s{0,8}|\| )\[ {0,8}(\d{1,6})/ {0,8}(\d{1,6})\] ?\[ {0,8}(\d{1,9})/ {0,8}(\d{1,9})\]"
+)
 """The same with both wholes: ``[3/25][120/1000] Loss: 2.5``."""
 PART = Expression(rb"^\s{0,4}([A-Za-z]\w{0,12}):\s{1,4}(\d{1,9}\.\d{1,9}|nan)\s{0,4}$")
 """Cell of a row of parts and their sum: ``B: 5.5 | C: 3.7 | T: 9.2``."""
@@ -150,6 +152,8 @@ BAR = Expression(
     rb"(?:, {1,8}([\d.]{1,12}|\?) ?(it/s|s/it))?"
 )
 """State of a progress bar of tqdm."""
+PROCESS = Expression(rb"(\.py:\d{1,6}\] )\(\d{1,5}/\d{1,5}\) ")
+"""Number of a process, and of all, behind the source: ``[train.py:12] (0/8) Epoch 1``."""
 LOGGED_BAR = Expression(rb" (\d{1,9})it/(?:(\d{1,9})|[\d.]{1,9}[kMGT])it ")
 """State of a bar that is written to a log: ``Progress on:train 120it/10.0kit rate:1.2it/s``."""
 OPEN_BAR = Expression(rb"(?:^|[ |])(\d{1,9})it \[\d")
@@ -250,7 +254,8 @@ def _counts_beside(line: bytes, low: bytes, metrics: Metrics) -> None:
     if "step" not in metrics and "batch" not in metrics:
         _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
         _counts(OF_PAIRS, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
-        _counted_so_far(line, low, metrics)
+        if "total_batches" not in metrics:
+            _counted_so_far(PROCESS.replace(line, rb"\1") if b".py:" in low else line, low, metrics)
 
 
 def _counted_so_far(line: bytes, low: bytes, metrics: Metrics) -> None:
@@ -496,8 +501,8 @@ def _put_losses(losses: list[tuple[str, bytes, bytes]], metrics: Metrics) -> Non
 def _name_and_number(found: Any) -> tuple[str, bytes | None, bytes]:
     """Return name, sign and number of a field, of which ``is`` is a sign and ``nan`` a number: ``loss nan (0.5)``."""
     name, sign, text = found.group(1).decode("ascii"), found.group(3), found.group(4)
-    if name.endswith((" is", " to")):
-        return CHANGED.sub("", name[:-3]), b"is", text
+    if name.endswith((" is", " to", " is now")):
+        return CHANGED.sub("", name.removesuffix(" now")[:-3]), b"is", text
     return (name[:-4], b" ", name[-3:].encode()) if name.lower().endswith((" nan", " inf")) else (name, sign, text)
 
 

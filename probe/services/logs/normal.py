@@ -59,6 +59,8 @@ GLUED = Expression(
     rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|()\]/])"
 )
 """Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``, ``ep70 |``."""
+LOST = Expression(rb"\b([A-Za-z_]{0,24}(?:loss|norm)[A-Za-z_]{0,24}) (-?(?:nan|inf)) ")
+"""Number that could be a word of the next name: ``loss inf loss_ctc 2.5``."""
 DASHED = Expression(rb"(^|[ ,;|])([A-Za-z][A-Za-z_]{1,16})-(\d{1,9}(?:\.\d{1,12})?)\b")
 """Names and numbers with a dash between: ``step-50 loss-0.23``."""
 LETTERS = Expression(rb"(^|[ \[|])E(\d{1,6}/\d{1,6})[ |,\]\[]{1,4}B(\d{1,9}/\d{1,9})")
@@ -136,6 +138,8 @@ def _separated(line: bytes) -> bytes:
     if b" / " in line:
         line = SPACED.replace(line, rb"\1/\2")
     lost = b"loss" in line
+    if b" nan " in line or b" inf " in line:
+        line = LOST.replace(line, _apart)
     if b"poch" in line or b"POCH" in line or (b"ep" in line and (lost or b"|" in line)) or (lost and b"iter" in line):
         line = GLUED.replace(line, _counted)
     if b" loss-" in line:
@@ -154,6 +158,11 @@ def _separated(line: bytes) -> bytes:
 def _counted(found: Any) -> bytes:
     before, name, *rest = (part or b"" for part in found.groups())
     return before + b" ".join([b"epoch" if name.lower() == b"ep" else name, *rest[:-1]]) + rest[-1]
+
+
+def _apart(found: Any) -> bytes:
+    name, number = found.groups()
+    return b"%b: %b, " % (name, number) if found.string[found.end() : found.end() + 1].isalpha() else found.group()
 
 
 def _of_wholes(line: bytes) -> bytes:

@@ -386,6 +386,7 @@ SIGNS: tuple[Sign, ...] = (
         ERRORS,
         rb"\b(?:" + LINKS + rb")" + FAILED,
         rb"\b(?:fail(?:ed|ure) to|errors?|unable to|could not) \w[^|]{0,60}\b(?:" + LINKS + rb")\b",
+        rb": connection timed out\W{0,4}$",
     ),
     _sign(
         "device_error high gpu " + OF_ERROR,
