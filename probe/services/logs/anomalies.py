@@ -59,6 +59,8 @@ AFTER = Expression(
 OFF = Expression(rb"^.?[\"']? ?[:=] ?(?:0|false|no|none|null|off)\b")
 """Words after a phrase that make it a state that does not hold: ``"OOMKilled": false``."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
+EXPLAINED = {"device_error": "oom", "disk_error": "communication"}
+"""Groups of signs that explain an error of another kind in the same line."""
 CODED = Expression(rb"\b(e[a-z]\d{4}|e\d{5}|err\d{5})\b")
 """Code of CANN or of torch_npu."""
 MILD = frozenset({"ecc_error", "process_failed"})
@@ -104,7 +106,7 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
             continue
         if sign.group == OF_ERROR and not error and BEGINS.search(low) is None:
             continue
-        if sign.kind == "device_error" and "oom" in groups:  # which explains it
+        if EXPLAINED.get(sign.kind) in groups:
             continue
         match = _undenied(sign, low)
         if match is None or (sign.needs is not None and sign.needs.search(low) is None):

@@ -47,15 +47,15 @@ BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
 LONGEST_TIME = 1e7
 """Seconds from which a time is a date: ``Time: 20240302``."""
-CLOCK = Expression(rb":\d\d")
-"""Minutes of a time of day, behind its hours: ``Time=07:29:39``."""
+CLOCK = Expression(rb":\d\d|-\d\d-\d\d")
+"""Rest of a time of day or of a date: ``Time=07:29:39``."""
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
 UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
 UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[kKMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
-    rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]{0,3}"
+    rb"\b((?:\d[a-z]_)?[A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]{0,3}"
     rb"(?:\s?\(([A-Za-z/ =]{1,24})\)|%)?"
     rb"(?:\s{0,6}(::?|=|[-=]>|~)|\s|\[)\s{0,32}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
@@ -72,11 +72,11 @@ ENTRY = Expression(
 )
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
-    rb"(?i)\b(?:epoch|train|val|test)\s?(?:\(train\))?:?\s{0,4}\[?\s{0,4}(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
+    rb"(?i)\b(?:epoch|train|val|test)\s?(?:\((?:train|val|test)\))?:?\s{0,4}\[?\s{0,4}(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
     rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[( ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
-OF_EPOCH = Expression(rb"\bEpoch ?\((?:val|test)\) ?\[(\d{1,6})\]()")
+OF_EPOCH = Expression(rb"\bEpoch ?\((?:val|test)\) {0,2}\[(\d{1,6})\]()")
 """Epoch of an evaluation: ``Epoch(val) [12][5000]``."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")

@@ -58,6 +58,8 @@ GLUED = Expression(
     rb"(?i)(^|[ (\[>,|])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)(?: - |[-_])?(\d{1,9})"
     rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|()\]/])"
 )
+CALLED = Expression(rb"(?i)\b(epoch|batch|step|iter(?:ation)?)\((\d{1,9}(?:/\d{1,9})?)\)")
+"""Counts in parentheses at their names: ``Batch(10/100)``."""
 """Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``, ``ep70 |``."""
 LOST = Expression(rb"\b([A-Za-z_]{0,24}(?:loss|norm)[A-Za-z_]{0,24}) (-?(?:nan|inf)) ")
 """Number that could be a word of the next name: ``loss inf loss_ctc 2.5``."""
@@ -142,6 +144,8 @@ def _separated(line: bytes) -> bytes:
         line = LOST.replace(line, _apart)
     if b"poch" in line or b"POCH" in line or (b"ep" in line and (lost or b"|" in line)) or (lost and b"iter" in line):
         line = GLUED.replace(line, _counted)
+    if b"ch(" in line or b"step(" in line or b"Step(" in line or b"iter(" in line:
+        line = CALLED.replace(line, rb"\1 \2")
     if b" loss-" in line:
         line = DASHED.replace(line, rb"\1\2 \3")
     if b"/" in line and b"%|" not in line:

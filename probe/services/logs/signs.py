@@ -137,7 +137,7 @@ SIGNS: tuple[Sign, ...] = (
         NOT_FINITE,
         rb"\bno[nt][ -]?finite",
         rb"\binvalid loss, terminating training\b",
-        needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es|tensor)?(?:$|[^\w])",
+        needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es|tensor)?(?:$|[^\w])|\bl_\w{1,16}: {0,4}nan\b",
     ),
     _sign(
         "nan_gradient medium training nan",
@@ -200,7 +200,7 @@ SIGNS: tuple[Sign, ...] = (
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
         "mlx5_, mlx4_, bnxt_, irdma, hns3, infiniband, got completion, sending heartbeats, disconnected, address "
-        "already in use, definitely down, " + CODES,
+        "already in use, definitely down, input/output error, " + CODES,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
@@ -218,7 +218,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b[nh]ccl watchdog thread terminated with\b",
         rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
         rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
-        rb"\bgloo\b[^|]{0,80}\bfailed\b",
+        rb"\bgloo\b[^|]{0,80}\bfailed\b|\b(?:[nhrxu]|one)?ccl\b[^|]{0,160}\binput/output error\b",
         rb"connection (?:closed|reset|refused) by (?:remote |local )?(?:peer|host)",
         rb"\bconnection refused\b|\bbroken pipe\b|\bdist(?:network|store|backend)error\b",
         CODE % rb"[ij]\d{4}",
