@@ -28,7 +28,7 @@ ADVICE = Expression(
     rb"\b(?:(?:can|could|may|might|would|will|should)(?: (?:also|sometimes|either|only|still|then|even|easily))? (?:be|"
     rb"have|lead|result|cause|indicate|mean|trigger|happen|occur|come|run|get|hang|see|help|try|set|increase|consider)|"
     rb"(?:maybe|perhaps|possibl[ey]|probabl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|"
-    rb"make sure|ensure|for example|e\.g\.|such as|see also|if you|in case|when you|"
+    rb"make sure|ensure|for example|e\.g\.|such as|see also|refer to|how to|if you|in case|when you|"
     rb"prone|suggest(?:s|ed)?|recommend\w{0,5}))\b"
     rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should|will)(?: [a-z]{1,12})?\W{0,2}$"
 )

@@ -100,7 +100,7 @@ FIRST = Expression(
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
 )
 """Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
-WHOLE = Expression(rb"[a-z\])] {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
+WHOLE = Expression(rb"(?:[a-z\])]|\btrain(?:ing)?:) {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
 """Count of a whole anywhere before the loss: ``Process 100/3161(3%) average loss: 2.3``."""
 BRACKETED = Expression(
     rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>,;\t-]|"

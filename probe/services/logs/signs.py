@@ -96,7 +96,7 @@ SIGNS: tuple[Sign, ...] = (
         "defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
         "memory, memory segment, bus error, due to memory pressure, "
-        "resource: memory, low on memory, system oom, [memorypressure]",
+        "resource: memory, low on memory, memory low, system oom, [memorypressure]",
         rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'",
         rb"\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer",
         rb"oom_reaper: reaped|constraint=constraint_none",
@@ -105,7 +105,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
         rb"\bkilled\b[^|]{0,160}\bdue to memory pressure",
-        rb"\bsystem oom encountered\b|\blow on (?:resource: )?memory\b|\bhad condition: \[memorypressure\]",
+        rb"\bsystem oom encountered\b|\blow on (?:resource: )?memory\b|\bmemory low\b|\bhad condition: \[memorypressure\]",
         rb"insufficient shared memory|\berror while creating shared memory segment",
         rb"unexpected bus error encountered in worker|unexpectedly with bus error",
     ),
