@@ -59,7 +59,7 @@ FIELD = Expression(
     rb"(?:\s?\(([A-Za-z/ =]{1,24})\)|%)?"
     rb"(?:\s{0,6}(::?|=|[-=]>|~)|\s|\[)\s{0,32}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2\xc2*@/-])|\s\s)|$|[^\w.]|\.{1,3}(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2\xc2*@/-])|\s\s|\s[\d.]{1,12}(?:s|it)/)|$|[^\w.]|\.{1,3}(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
 the separator after it, which may be a line of a frame."""
@@ -79,9 +79,9 @@ EPOCH = Expression(
 OF_EPOCH = Expression(rb"\bEpoch ?\((?:val|test)\) {0,2}\[(\d{1,6})\]()")
 """Epoch of an evaluation: ``Epoch(val) [12][5000]``."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
+"""Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
 """Count before its name: ``finished 120 iterations``."""
-"""Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
 SECTION = Expression(rb"[|,;] {0,2}\[?([a-z]{2,10})[\]:] {1,2}[a-z_]{0,8}loss")
 """Begin of the fields of other data: ``, [valid] loss=1.8``, ``| val: loss=1.8``."""
 RATE = Expression(

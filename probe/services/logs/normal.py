@@ -52,23 +52,27 @@ OF_EPOCH = Expression(
 """Sentence about the time of an epoch: ``Time taken for 1 epoch: 630 s``, ``epoch 3 took 630 s``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
-NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
+NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12}|nan|inf)\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
 GLUED = Expression(
     rb"(?i)(^|[ (\[>,|])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)(?: - |[-_])?(\d{1,9})"
     rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|()\]/])"
 )
+"""Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``, ``ep70 |``."""
 CALLED = Expression(rb"(?i)\b(epoch|batch|step|iter(?:ation)?)\((\d{1,9}(?:/\d{1,9})?)\)")
 """Counts in parentheses at their names: ``Batch(10/100)``."""
-"""Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``, ``ep70 |``."""
-LOST = Expression(rb"\b([A-Za-z_]{0,24}(?:loss|norm)[A-Za-z_]{0,24}) (-?(?:nan|inf)) ")
+LOST = Expression(rb"\b([A-Za-z_]{0,24}(?:[lL]oss|[nN]orm)[A-Za-z_]{0,24}) (-?(?:nan|inf)) ")
 """Number that could be a word of the next name: ``loss inf loss_ctc 2.5``."""
+FOLLOWED = Expression(rb"[A-Za-z]|[\d.]{1,12}(?:s|it)/")
+"""What may stand behind it: a name or a rate."""
 DASHED = Expression(rb"(^|[ ,;|])([A-Za-z][A-Za-z_]{1,16})-(\d{1,9}(?:\.\d{1,12})?)\b")
 """Names and numbers with a dash between: ``step-50 loss-0.23``."""
 LETTERS = Expression(rb"(^|[ \[|])E(\d{1,6}/\d{1,6})[ |,\]\[]{1,4}B(\d{1,9}/\d{1,9})")
 """Counts of wholes behind a letter: ``E003/100 B0050/1000``."""
-ALTERNATE = Expression(rb"(^|,) {0,2}([A-Za-z][\w/ ]{0,32}), {0,2}(" + NUMBER + rb")")
+ALTERNATE = Expression(rb"(^|^[A-Z]{4,8}:[\w.]{1,32}:|,) {0,2}([A-Za-z][\w/ ]{0,32}), {0,2}(" + NUMBER + rb")")
 """Name and number between commas: ``step,50,loss,0.23``."""
+JOINED = Expression(rb"(?i)\b(epoch)/(iter(?:ation)?|step|batch)([:= ]{1,3})(\d{1,6})/(\d{1,9})\b")
+"""Counts joined as their names are: ``epoch/iter: 3/1200``."""
 OF_WHOLE = Expression(rb"\b(\d{1,6}(?:\.\d{1,6})?)([kKM])/(\d{1,6}(?:\.\d{1,6})?)([kKM])\b")
 """Count of a whole in thousands: ``1.2k/10k``."""
 DURATION = Expression(
@@ -166,13 +170,15 @@ def _counted(found: Any) -> bytes:
 
 def _apart(found: Any) -> bytes:
     name, number = found.groups()
-    return b"%b: %b, " % (name, number) if found.string[found.end() : found.end() + 1].isalpha() else found.group()
+    return b"%b: %b, " % (name, number) if FOLLOWED.match(found.string[found.end() :]) else found.group()
 
 
 def _of_wholes(line: bytes) -> bytes:
     """Return a line with counts of wholes as numbers, behind the words that letters stand for."""
     if b"E" in line and b"B" in line:
         line = LETTERS.replace(line, rb"\1epoch \2 batch \3")
+    if b"poch/" in line:
+        line = JOINED.replace(line, rb"\1\3\4, \2\3\5")
     return OF_WHOLE.replace(line, _thousands) if b"k/" in line or b"M/" in line or b"K/" in line else line
 
 
