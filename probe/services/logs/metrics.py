@@ -122,9 +122,7 @@ PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
 """Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
 OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6})[:,] {1,8}(\d{1,9})(?:/(\d{1,9}))?\] ")
 """Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``, ``[8,    85] loss: 0.004``."""
-OF_PAIRS = Expression(
-    rb"(?:^\s{0,8}|\| )\[ {0,8}(\d{1,6})/ {0,8}(\d{1,6})\] ?\[ {0,8}(\d{1,9})/ {0,8}(\d{1,9})\]"
-)
+OF_PAIRS = Expression(rb"(?:^\s{0,8}|\| )\[ {0,8}(\d{1,6})/ {0,8}(\d{1,6})\] ?\[ {0,8}(\d{1,9})/ {0,8}(\d{1,9})\]")
 """The same with both wholes: ``[3/25][120/1000] Loss: 2.5``."""
 PART = Expression(rb"^\s{0,4}([A-Za-z]\w{0,12}):\s{1,4}(\d{1,9}\.\d{1,9}|nan)\s{0,4}$")
 """Cell of a row of parts and their sum: ``B: 5.5 | C: 3.7 | T: 9.2``."""
@@ -168,6 +166,9 @@ TITLE = Expression(
     rb"step|iter)[^|]{0,40}$"
 )
 """Title of a bar that shows training, not a download."""
+
+COUNTED = Expression(rb"(?i)\b(?:step|iter|iteration)[ :=]{1,2}\d{1,9}:? {0,2}$")
+"""Title of a bar that shows what is done between two such counts: ``step 120: 100%|``."""
 
 
 def metrics_of(line: bytes, low: bytes) -> Metrics:
@@ -455,18 +456,19 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
         name, sign, text = _name_and_number(found)
-        second = found.group(5)
+        own = text == found.group(4)
+        second, stated = found.group(5) if own else b"", (found.group(6) if own else b"") or found.group(2)
         if pending is not None and pending[0] == found.start():
             _put(metrics, *pending[1:])
         pending = None
-        known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
+        known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, stated)
         if unit.lower() in HELD_OUT or (not known and loss_before):
             known = HELD_OUT.get(unit.lower() or name.lower(), "") if known in ("", "loss") else ""
         loss_before = known == "loss"
         if (
             not known
             or _no_unit_of(known, unit, text, second)
-            or (known in OF_CLOCKS and CLOCK.match(line[found.end(4) :]))
+            or (own and known in OF_CLOCKS and CLOCK.match(line[found.end(4) :]))
             or (known == "step" and order < 9 and line[found.end(4) :][:1] == b"(")  # a meter and its mean
         ):
             continue
@@ -595,6 +597,7 @@ def _bar(line: bytes, metrics: Metrics) -> None:
         metrics["steps_per_second"] = float(value) if unit == b"it/s" else 1.0 / value
     if not title or (named_so := TITLE.search(title)):
         epochs, within = named_so.groups() if title else (None, None)
+        within = within or COUNTED.search(line[: found.start()])
         name = "epoch" if epochs else "batch" if within else "step"
         if not done_unit and not total_unit:
             _put(metrics, name, done)

@@ -41,7 +41,7 @@ CHANGED = Expression(
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
 ABOUT = Expression(
     rb"\b([lL]oss|[aA]ccuracy|objective function)"
-    rb"( (?:for |at |over |after |during |of (?:epoch|step|iter|batch))[^.:;=|,]{1,80}?)"
+    rb"( (?:for |at |over |after |during |of (?:\d{1,6} )?(?:epoch|step|iter|batch))[^.:;=|,]{1,80}?)"
     rb"(?: is| -|:| =) {0,4}(" + NUMBER + rb")(?:$|[^\w.:/-]|[.](?:$|\s))"
 )
 """Sentence about a number: ``objective function for minibatches 40-49 is -3.5``, ``loss at step 100: 1.5``."""
@@ -63,8 +63,8 @@ CALLED = Expression(rb"(?i)\b(epoch|batch|step|iter(?:ation)?)\((\d{1,9}(?:/\d{1
 """Counts in parentheses at their names: ``Batch(10/100)``."""
 LOST = Expression(rb"\b([A-Za-z_]{0,24}(?:[lL]oss|[nN]orm)[A-Za-z_]{0,24}) (-?(?:nan|inf)) ")
 """Number that could be a word of the next name: ``loss inf loss_ctc 2.5``."""
-FOLLOWED = Expression(rb"[A-Za-z]|[\d.]{1,12}(?:s|it)/")
-"""What may stand behind it: a name or a rate."""
+FOLLOWED = Expression(rb"[A-Za-z][\w/]{0,32}[ :=]{1,3}(?:[-.\d]|nan|inf)")
+"""Field behind it."""
 DASHED = Expression(rb"(^|[ ,;|])([A-Za-z][A-Za-z_]{1,16})-(\d{1,9}(?:\.\d{1,12})?)\b")
 """Names and numbers with a dash between: ``step-50 loss-0.23``."""
 LETTERS = Expression(rb"(^|[ \[|])E(\d{1,6}/\d{1,6})[ |,\]\[]{1,4}B(\d{1,9}/\d{1,9})")
@@ -143,15 +143,7 @@ def _separated(line: bytes) -> bytes:
         line = NAMED.replace(line, rb"\1, \2\3")
     if b" / " in line:
         line = SPACED.replace(line, rb"\1/\2")
-    lost = b"loss" in line
-    if b" nan " in line or b" inf " in line:
-        line = LOST.replace(line, _apart)
-    if b"poch" in line or b"POCH" in line or (b"ep" in line and (lost or b"|" in line)) or (lost and b"iter" in line):
-        line = GLUED.replace(line, _counted)
-    if b"ch(" in line or b"step(" in line or b"Step(" in line or b"iter(" in line:
-        line = CALLED.replace(line, rb"\1 \2")
-    if b" loss-" in line:
-        line = DASHED.replace(line, rb"\1\2 \3")
+    line = _counted_apart(line)
     if b"/" in line and b"%|" not in line:
         line = _of_wholes(line)
     if b"m" in line and (b"ime" in line or b"took" in line):
@@ -161,6 +153,20 @@ def _separated(line: bytes) -> bytes:
     if b" - " in line and b"loss: " in line:
         line = RUN_ON.replace(line, rb"\1 \2")
     return line
+
+
+def _counted_apart(line: bytes) -> bytes:
+    """Return a line with a blank between the names and the numbers of counts and losses that are written as one."""
+    lost = b"loss" in line
+    if b" nan " in line or b" inf " in line:
+        line = LOST.replace(line, _apart)
+    if b"poch" in line or b"POCH" in line or (b"ep" in line and (lost or b"|" in line)) or (lost and b"iter" in line):
+        line = GLUED.replace(line, _counted)
+    if b" G loss" in line:  # no gigabytes
+        line = line.replace(b" G loss", b", G loss")
+    if b"ch(" in line or b"step(" in line or b"Step(" in line or b"iter(" in line:
+        line = CALLED.replace(line, rb"\1 \2")
+    return DASHED.replace(line, rb"\1\2 \3") if b" loss-" in line else line
 
 
 def _counted(found: Any) -> bytes:
