@@ -55,7 +55,7 @@ LINKS = (
 DEVICES = (
     rb"[gnthx]pu\d{0,4}|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|"
     rb"nvlink|nvswitch|nvrm|pcie\w{0,4}|habana\w{0,4}|synapse|neuron\w{0,8}|accelerator|graph compil\w{1,5}|"
-    rb"rt\w{6,40} execute|"
+    rb"rt\w{2,12}synchronize\w{0,16} execute|"
     rb"dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}"
 )
 DRIVERS, ADAPTERS = rb"nvrm|amdgpu|habanalabs", rb"mlx[45]_(?:core|ib)|bnxt_(?:en|re)|irdma|hns3|infiniband"
