@@ -28,7 +28,7 @@ ADVICE = Expression(
     rb"\b(?:(?:can|could|may|might|would|will|should)(?: (?:also|sometimes|either|only|still|then|even|easily))? (?:be|"
     rb"have|lead|result|cause|indicate|mean|trigger|happen|occur|come|run|get|hang|see|help|try|set|increase|consider)|"
     rb"(?:maybe|perhaps|possibl[ey]|probabl[ey]|potential(?:ly)?|typically|usually|often|sometimes|likely|please|consider|"
-    rb"make sure|ensure|for example|e\.g\.|such as|see also|if you|in case|when you|"
+    rb"make sure|ensure|for example|e\.g\.|such as|see also|refer to|how to|if you|in case|when you|"
     rb"prone|suggest(?:s|ed)?|recommend\w{0,5}))\b"
     rb"[^;!|]{0,160}$|\b(?:can|could|may|might|would|should|will)(?: [a-z]{1,12})?\W{0,2}$"
 )
@@ -59,6 +59,8 @@ AFTER = Expression(
 OFF = Expression(rb"^.?[\"']? ?[:=] ?(?:0|false|no|none|null|off)\b")
 """Words after a phrase that make it a state that does not hold: ``"OOMKilled": false``."""
 MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
+EXPLAINED = {"device_error": "oom", "disk_error": "communication"}
+"""Groups of signs that explain an error of another kind in the same line."""
 CODED = Expression(rb"\b(e[a-z]\d{4}|e\d{5}|err\d{5})\b")
 """Code of CANN or of torch_npu."""
 MILD = frozenset({"ecc_error", "process_failed"})
@@ -104,7 +106,7 @@ def signs_in(low: bytes, known: frozenset[str] = frozenset(), error: bool = Fals
             continue
         if sign.group == OF_ERROR and not error and BEGINS.search(low) is None:
             continue
-        if sign.kind == "device_error" and "oom" in groups:  # which explains it
+        if EXPLAINED.get(sign.kind) in groups:
             continue
         match = _undenied(sign, low)
         if match is None or (sign.needs is not None and sign.needs.search(low) is None):

@@ -22,7 +22,7 @@ MOST = 128
 """Largest number of metrics of one line."""
 OF_HELD_OUT = Expression(
     rb"(?:^|[\]|>:\d-] |(?:info|debug|\bi) )\W{0,4}\[?(?:epoch ?\()?(eval|evaluation|val|valid|validation|validate|"
-    rb"dev|cv|test)\b[^|]{0,32}(?:\||:|step|epoch|batch|\bsubset|\]\[)"
+    rb"dev|cv|test)\b[^|]{0,32}(?:\||:|(?:step|epoch|batch)(?:$|[^_])|\bsubset|\]\[)"
 )
 """Begin of a message whose loss is one of held-out data: ``validate step: 30  loss: 6.3``."""
 COUNTS = frozenset(
@@ -47,19 +47,19 @@ BYTES = {"B": 1 / 2**30, "K": 1 / 2**20, "M": 1 / 1024, "T": 1024.0}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
 LONGEST_TIME = 1e7
 """Seconds from which a time is a date: ``Time: 20240302``."""
-CLOCK = Expression(rb":\d\d")
-"""Minutes of a time of day, behind its hours: ``Time=07:29:39``."""
+CLOCK = Expression(rb":\d\d|-\d\d-\d\d")
+"""Rest of a time of day or of a date: ``Time=07:29:39``."""
 UNSTATED = 1000
 """Number of a memory without unit from which it is no number of gigabytes."""
 
 UNIT = rb"(?:(?:[kKM] )?(?:wps|t(?:k|oken|ok)s?(?:(?: per |/)(?:s(?:ec(?:ond)?)?|[gn]pu|device)){1,2})|"
 UNIT += rb"[mun]?s|secs?|seconds|min|[KMGTkmgt]i?[Bb]|[kKMGTB]|%|it|TFLOPS|TFLOPs?/s/\w{2,6})"
 FIELD = Expression(
-    rb"\b([A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]{0,3}"
-    rb"(?:\s?\(([A-Za-z/ ]{1,24})\)|%)?"
-    rb"(?:\s{0,6}(::?|=|[-=]>)|\s|\[)\s{0,32}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
+    rb"\b((?:\d[a-z]_)?[A-Za-z_][\w/-]{0,47}(?:\.[A-Za-z_][\w/-]{0,24}){0,2}(?: [A-Za-z_][\w/-]{0,24}){0,3})[.'\"]{0,3}"
+    rb"(?:\s?\(([A-Za-z/ =]{1,24})\)|%)?"
+    rb"(?:\s{0,6}(::?|=|[-=]>|~)|\s|\[)\s{0,32}[\['\"(#]{0,3}\s{0,8}(" + NUMBER + rb")"
     rb"(?:\s{0,4}(?:/|of)\s{0,8}(" + NUMBER + rb"))?[\])'\"]{0,2}(?:\s?(" + UNIT + rb"))?"
-    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2\xc2*@/-])|\s\s)|$|[^\w.]|\.{1,3}(?:\s|$))"
+    rb"(?:(\s{0,16}(?:$|[|,;:)\]}({\"\xe2\xc2*@/-])|\s\s|\s[\d.]{1,12}(?:s|it)/)|$|[^\w.]|\.{1,3}(?:\s|$))"
 )
 """``name: number``, ``name=number``, ``name is number``, ``name number``; ``/ number`` and a unit where there are; and
 the separator after it, which may be a line of a frame."""
@@ -72,16 +72,16 @@ ENTRY = Expression(
 )
 """Entry of a Python dictionary of numbers, or of texts of numbers."""
 EPOCH = Expression(
-    rb"(?i)\b(?:epoch|train|val|test)\s?(?:\(train\))?:?\s{0,4}\[?\s{0,4}(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
+    rb"(?i)\b(?:epoch|train|val|test)\s?(?:\((?:train|val|test)\))?:?\s{0,4}\[?\s{0,4}(\d{1,6})(?:\s?/\s?(\d{1,6}))?\]?\s{0,4}"
     rb"(?:\(\s{0,2}\d{1,3}%\)\s{0,4})?[\[( ,]\s{0,8}(\d{1,9})\s{0,2}/\s{0,6}(\d{1,9})\b"
 )
 """``Epoch: [3][ 50/391]``, ``Train: [3/90][50/391]``, ``Train: 3/90 (3%) [ 50/391``: epoch, and batch of batches."""
-OF_EPOCH = Expression(rb"\bEpoch ?\((?:val|test)\) ?\[(\d{1,6})\]()")
+OF_EPOCH = Expression(rb"\bEpoch ?\((?:val|test)\) {0,2}\[(\d{1,6})\]()")
 """Epoch of an evaluation: ``Epoch(val) [12][5000]``."""
 BEHIND = Expression(rb"(?:^|[ (\[])(\d{1,6})(?:/(\d{1,6}))?epochs?(?:$|[ :,)\]])")
+"""Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
 DONE = Expression(rb"\b(?:finished|completed|done) (\d{1,9})()(?: of \d{1,9})? (?:iteration|step)s?\b")
 """Count before its name: ``finished 120 iterations``."""
-"""Epoch before its name: ``7epoch results``, ``8/20epoch started``."""
 SECTION = Expression(rb"[|,;] {0,2}\[?([a-z]{2,10})[\]:] {1,2}[a-z_]{0,8}loss")
 """Begin of the fields of other data: ``, [valid] loss=1.8``, ``| val: loss=1.8``."""
 RATE = Expression(
@@ -100,7 +100,7 @@ FIRST = Expression(
     rb"(?:[\])]|:? [a-z]{2,20}\b| [^\w:]|[:,|])"
 )
 """Count of a whole before the fields: ``[10/1000] loss=2.3``, ``200/ 2983 batches``."""
-WHOLE = Expression(rb"[a-z\])] {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
+WHOLE = Expression(rb"(?:[a-z\])]|\btrain(?:ing)?:) {1,4}(\d{1,9}) ?/ {0,4}(\d{1,9})(?:$|[^\w/.:-])")
 """Count of a whole anywhere before the loss: ``Process 100/3161(3%) average loss: 2.3``."""
 BRACKETED = Expression(
     rb"(?i)(?:^\s{0,16}|(?:train\w{0,3}|iter\w{0,7}|steps?|progress|[\])|:>,;\t-]|"
@@ -122,7 +122,7 @@ PAIR = Expression(rb"^\[\s{0,8}(\d{1,6})\]\s{1,16}(\d{1,9})() \|")
 """Epoch and step in the first column: ``[  1]    1440 || B: 5.5``."""
 OF_PAIR = Expression(rb"^\s{0,8}\[(\d{1,6})[:,] {1,8}(\d{1,9})(?:/(\d{1,9}))?\] ")
 """Epoch and batch before the fields: ``[8: 85/199] train loss: 0.004``, ``[8,    85] loss: 0.004``."""
-OF_PAIRS = Expression(rb"^\s{0,8}\[(\d{1,6})/(\d{1,6})\] ?\[ {0,8}(\d{1,9})/(\d{1,9})\]")
+OF_PAIRS = Expression(rb"(?:^\s{0,8}|\| )\[ {0,8}(\d{1,6})/ {0,8}(\d{1,6})\] ?\[ {0,8}(\d{1,9})/ {0,8}(\d{1,9})\]")
 """The same with both wholes: ``[3/25][120/1000] Loss: 2.5``."""
 PART = Expression(rb"^\s{0,4}([A-Za-z]\w{0,12}):\s{1,4}(\d{1,9}\.\d{1,9}|nan)\s{0,4}$")
 """Cell of a row of parts and their sum: ``B: 5.5 | C: 3.7 | T: 9.2``."""
@@ -150,6 +150,8 @@ BAR = Expression(
     rb"(?:, {1,8}([\d.]{1,12}|\?) ?(it/s|s/it))?"
 )
 """State of a progress bar of tqdm."""
+PROCESS = Expression(rb"(\.py:\d{1,6}\] )\(\d{1,5}/\d{1,5}\) ")
+"""Number of a process, and of all, behind the source: ``[train.py:12] (0/8) Epoch 1``."""
 LOGGED_BAR = Expression(rb" (\d{1,9})it/(?:(\d{1,9})|[\d.]{1,9}[kMGT])it ")
 """State of a bar that is written to a log: ``Progress on:train 120it/10.0kit rate:1.2it/s``."""
 OPEN_BAR = Expression(rb"(?:^|[ |])(\d{1,9})it \[\d")
@@ -164,6 +166,9 @@ TITLE = Expression(
     rb"step|iter)[^|]{0,40}$"
 )
 """Title of a bar that shows training, not a download."""
+
+COUNTED = Expression(rb"(?i)\b(?:step|iter|iteration)[ :=]{1,2}\d{1,9}:? {0,2}$")
+"""Title of a bar that shows what is done between two such counts: ``step 120: 100%|``."""
 
 
 def metrics_of(line: bytes, low: bytes) -> Metrics:
@@ -250,7 +255,8 @@ def _counts_beside(line: bytes, low: bytes, metrics: Metrics) -> None:
     if "step" not in metrics and "batch" not in metrics:
         _counts(OF_PAIR, ("epoch", "batch", "total_batches"), line, metrics)
         _counts(OF_PAIRS, ("epoch", "total_epochs", "batch", "total_batches"), line, metrics)
-        _counted_so_far(line, low, metrics)
+        if "total_batches" not in metrics:
+            _counted_so_far(PROCESS.replace(line, rb"\1") if b".py:" in low else line, low, metrics)
 
 
 def _counted_so_far(line: bytes, low: bytes, metrics: Metrics) -> None:
@@ -450,18 +456,19 @@ def _fields(line: bytes, metrics: Metrics) -> None:
     loss_before = False  # then a bare ``val`` is its pair: ``loss train: 2.3, val: 2.5``
     for found in FIELD.finditer(line):
         name, sign, text = _name_and_number(found)
-        second = found.group(5)
+        own = text == found.group(4)
+        second, stated = found.group(5) if own else b"", (found.group(6) if own else b"") or found.group(2)
         if pending is not None and pending[0] == found.start():
             _put(metrics, *pending[1:])
         pending = None
-        known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, found.group(6) or found.group(2))
+        known, unit = ("", "") if not sign and name in SIGNED else _with_unit(name, stated)
         if unit.lower() in HELD_OUT or (not known and loss_before):
             known = HELD_OUT.get(unit.lower() or name.lower(), "") if known in ("", "loss") else ""
         loss_before = known == "loss"
         if (
             not known
             or _no_unit_of(known, unit, text, second)
-            or (known in OF_CLOCKS and CLOCK.match(line[found.end(4) :]))
+            or (own and known in OF_CLOCKS and CLOCK.match(line[found.end(4) :]))
             or (known == "step" and order < 9 and line[found.end(4) :][:1] == b"(")  # a meter and its mean
         ):
             continue
@@ -496,8 +503,8 @@ def _put_losses(losses: list[tuple[str, bytes, bytes]], metrics: Metrics) -> Non
 def _name_and_number(found: Any) -> tuple[str, bytes | None, bytes]:
     """Return name, sign and number of a field, of which ``is`` is a sign and ``nan`` a number: ``loss nan (0.5)``."""
     name, sign, text = found.group(1).decode("ascii"), found.group(3), found.group(4)
-    if name.endswith((" is", " to")):
-        return CHANGED.sub("", name[:-3]), b"is", text
+    if name.endswith((" is", " to", " is now")):
+        return CHANGED.sub("", name.removesuffix(" now")[:-3]), b"is", text
     return (name[:-4], b" ", name[-3:].encode()) if name.lower().endswith((" nan", " inf")) else (name, sign, text)
 
 
@@ -590,6 +597,7 @@ def _bar(line: bytes, metrics: Metrics) -> None:
         metrics["steps_per_second"] = float(value) if unit == b"it/s" else 1.0 / value
     if not title or (named_so := TITLE.search(title)):
         epochs, within = named_so.groups() if title else (None, None)
+        within = within or COUNTED.search(line[: found.start()])
         name = "epoch" if epochs else "batch" if within else "step"
         if not done_unit and not total_unit:
             _put(metrics, name, done)

@@ -108,7 +108,7 @@ SCOPES = OF_TRAINING | {
 OF_SCOPES = frozenset({"learning_rate", "gradient_norm"})
 """Numbers of a part that are the training's, even without a sign between: ``actor lr``."""
 HELD_OUT = {
-    **dict.fromkeys(("val", "valid", "validate", "validation", "dev", "cv"), "validation_loss"),
+    **dict.fromkeys(("val", "vali", "valid", "validate", "validation", "dev", "cv"), "validation_loss"),
     **dict.fromkeys(("eval", "evaluation"), "eval_loss"),
     "test": "test_loss",
 }

@@ -41,7 +41,7 @@ CHANGED = Expression(
 """Old and new value: ``lr from 1e-4 to 5e-5``."""
 ABOUT = Expression(
     rb"\b([lL]oss|[aA]ccuracy|objective function)"
-    rb"( (?:for |at |over |after |during |of (?:epoch|step|iter|batch))[^.:;=|,]{1,80}?)"
+    rb"( (?:for |at |over |after |during |of (?:\d{1,6} )?(?:epoch|step|iter|batch))[^.:;=|,]{1,80}?)"
     rb"(?: is| -|:| =) {0,4}(" + NUMBER + rb")(?:$|[^\w.:/-]|[.](?:$|\s))"
 )
 """Sentence about a number: ``objective function for minibatches 40-49 is -3.5``, ``loss at step 100: 1.5``."""
@@ -52,19 +52,27 @@ OF_EPOCH = Expression(
 """Sentence about the time of an epoch: ``Time taken for 1 epoch: 630 s``, ``epoch 3 took 630 s``."""
 SHARED = Expression(rb"\b(loss(?:es)?) {0,2}[:=] {0,4}(train(?:ing)?|tr)\b[ :=]{1,3}")
 """Name before those of its values: ``loss: train 1.5, val 1.7``."""
-NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12})\b")
+NUMBERED = Expression(rb"\b(?i:(loss)) (\d{1,9}):? {1,4}(-?\d{0,6}\.\d{1,12}|nan|inf)\b")
 """Name, step and value: ``Validation loss 61000: 0.325``."""
 GLUED = Expression(
     rb"(?i)(^|[ (\[>,|])(ep(?:och)?|(?:global_?)?step|iter(?:ation)?)(?: - |[-_])?(\d{1,9})"
     rb"(?:[-_](batch|step|iter)[-_]?(\d{1,9}))?($|[ ,;:|()\]/])"
 )
 """Counts at their names: ``start train epoch1``, ``epoch3-batch-50:``, ``ep70 |``."""
+CALLED = Expression(rb"(?i)\b(epoch|batch|step|iter(?:ation)?)\((\d{1,9}(?:/\d{1,9})?)\)")
+"""Counts in parentheses at their names: ``Batch(10/100)``."""
+LOST = Expression(rb"\b([A-Za-z_]{0,24}(?:[lL]oss|[nN]orm)[A-Za-z_]{0,24}) (-?(?:nan|inf)) ")
+"""Number that could be a word of the next name: ``loss inf loss_ctc 2.5``."""
+FOLLOWED = Expression(rb"[A-Za-z][\w/]{0,32}[ :=]{1,3}(?:[-.\d]|nan|inf)")
+"""Field behind it."""
 DASHED = Expression(rb"(^|[ ,;|])([A-Za-z][A-Za-z_]{1,16})-(\d{1,9}(?:\.\d{1,12})?)\b")
 """Names and numbers with a dash between: ``step-50 loss-0.23``."""
 LETTERS = Expression(rb"(^|[ \[|])E(\d{1,6}/\d{1,6})[ |,\]\[]{1,4}B(\d{1,9}/\d{1,9})")
 """Counts of wholes behind a letter: ``E003/100 B0050/1000``."""
-ALTERNATE = Expression(rb"(^|,) {0,2}([A-Za-z][\w/ ]{0,32}), {0,2}(" + NUMBER + rb")")
+ALTERNATE = Expression(rb"(^|^[A-Z]{4,8}:[\w.]{1,32}:|,) {0,2}([A-Za-z][\w/ ]{0,32}), {0,2}(" + NUMBER + rb")")
 """Name and number between commas: ``step,50,loss,0.23``."""
+JOINED = Expression(rb"(?i)\b(epoch)/(iter(?:ation)?|step|batch)([:= ]{1,3})(\d{1,6})/(\d{1,9})\b")
+"""Counts joined as their names are: ``epoch/iter: 3/1200``."""
 OF_WHOLE = Expression(rb"\b(\d{1,6}(?:\.\d{1,6})?)([kKM])/(\d{1,6}(?:\.\d{1,6})?)([kKM])\b")
 """Count of a whole in thousands: ``1.2k/10k``."""
 DURATION = Expression(
@@ -135,11 +143,7 @@ def _separated(line: bytes) -> bytes:
         line = NAMED.replace(line, rb"\1, \2\3")
     if b" / " in line:
         line = SPACED.replace(line, rb"\1/\2")
-    lost = b"loss" in line
-    if b"poch" in line or b"POCH" in line or (b"ep" in line and (lost or b"|" in line)) or (lost and b"iter" in line):
-        line = GLUED.replace(line, _counted)
-    if b" loss-" in line:
-        line = DASHED.replace(line, rb"\1\2 \3")
+    line = _counted_apart(line)
     if b"/" in line and b"%|" not in line:
         line = _of_wholes(line)
     if b"m" in line and (b"ime" in line or b"took" in line):
@@ -151,15 +155,36 @@ def _separated(line: bytes) -> bytes:
     return line
 
 
+def _counted_apart(line: bytes) -> bytes:
+    """Return a line with a blank between the names and the numbers of counts and losses that are written as one."""
+    lost = b"loss" in line
+    if b" nan " in line or b" inf " in line:
+        line = LOST.replace(line, _apart)
+    if b"poch" in line or b"POCH" in line or (b"ep" in line and (lost or b"|" in line)) or (lost and b"iter" in line):
+        line = GLUED.replace(line, _counted)
+    if b" G loss" in line:  # no gigabytes
+        line = line.replace(b" G loss", b", G loss")
+    if b"ch(" in line or b"step(" in line or b"Step(" in line or b"iter(" in line:
+        line = CALLED.replace(line, rb"\1 \2")
+    return DASHED.replace(line, rb"\1\2 \3") if b" loss-" in line else line
+
+
 def _counted(found: Any) -> bytes:
     before, name, *rest = (part or b"" for part in found.groups())
     return before + b" ".join([b"epoch" if name.lower() == b"ep" else name, *rest[:-1]]) + rest[-1]
+
+
+def _apart(found: Any) -> bytes:
+    name, number = found.groups()
+    return b"%b: %b, " % (name, number) if FOLLOWED.match(found.string[found.end() :]) else found.group()
 
 
 def _of_wholes(line: bytes) -> bytes:
     """Return a line with counts of wholes as numbers, behind the words that letters stand for."""
     if b"E" in line and b"B" in line:
         line = LETTERS.replace(line, rb"\1epoch \2 batch \3")
+    if b"poch/" in line:
+        line = JOINED.replace(line, rb"\1\3\4, \2\3\5")
     return OF_WHOLE.replace(line, _thousands) if b"k/" in line or b"M/" in line or b"K/" in line else line
 
 

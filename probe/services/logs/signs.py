@@ -55,6 +55,7 @@ LINKS = (
 DEVICES = (
     rb"[gnthx]pu\d{0,4}|cuda|hip|acl|cann|ascend|ai ?core|aicpu|launch kernel|kernel launch|internal task|stream|"
     rb"nvlink|nvswitch|nvrm|pcie\w{0,4}|habana\w{0,4}|synapse|neuron\w{0,8}|accelerator|graph compil\w{1,5}|"
+    rb"rt\w{2,12}synchronize\w{0,16} execute|"
     rb"dev/(?:accel|nvidia|davinci|kfd|dri)\w{0,8}"
 )
 DRIVERS, ADAPTERS = rb"nvrm|amdgpu|habanalabs", rb"mlx[45]_(?:core|ib)|bnxt_(?:en|re)|irdma|hns3|infiniband"
@@ -96,7 +97,7 @@ SIGNS: tuple[Sign, ...] = (
         "defaultcpuallocator, cannot allocate memory, "
         "memoryerror, bad_alloc, unable to allocate, by signal: killed, by signal: bus error, insufficient shared "
         "memory, memory segment, bus error, due to memory pressure, "
-        "resource: memory, low on memory, system oom, [memorypressure]",
+        "resource: memory, low on memory, memory low, system oom, [memorypressure]",
         rb"out of memory: kill(?:ed)? process|\bby the oom killer\b|'oom-kill'",
         rb"\bkilled process \d{1,9} \([^)]{1,32}\),? [^|]{0,32}\btotal-vm:|invoked oom-killer",
         rb"oom_reaper: reaped|constraint=constraint_none",
@@ -105,7 +106,8 @@ SIGNS: tuple[Sign, ...] = (
         rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
         rb"is killed by signal: (?:killed|bus error)",
         rb"\bkilled\b[^|]{0,160}\bdue to memory pressure",
-        rb"\bsystem oom encountered\b|\blow on (?:resource: )?memory\b|\bhad condition: \[memorypressure\]",
+        rb"\bsystem oom encountered\b|\blow on (?:resource: )?memory\b|\bmemory low\b",
+        rb"\bhad condition: \[memorypressure\]",
         rb"insufficient shared memory|\berror while creating shared memory segment",
         rb"unexpected bus error encountered in worker|unexpectedly with bus error",
     ),
@@ -137,7 +139,7 @@ SIGNS: tuple[Sign, ...] = (
         NOT_FINITE,
         rb"\bno[nt][ -]?finite",
         rb"\binvalid loss, terminating training\b",
-        needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es|tensor)?(?:$|[^\w])",
+        needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es|tensor)?(?:$|[^\w])|\bl_\w{1,16}: {0,4}nan\b",
     ),
     _sign(
         "nan_gradient medium training nan",
@@ -153,6 +155,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"\bnans? (?:or infs? )?(?:detected|found|encountered)\b",
         rb"\b(?:detected|found|encountered|contains?) (?:an? )?nans?\b",
         rb"(?:\b\w{1,16}[:=] ?nan[ ,|;]{1,4}){4}",  # fields in a row
+        rb"(?:it/s|s/it)[^%]{1,160}\b[a-z]{1,3}[:=] ?nan\b[^%]{1,80}\b[a-z]{1,3}[:=] ?nan\b",  # behind a bar
     ),
     _sign(
         "gradient_explosion high training",
@@ -200,7 +203,7 @@ SIGNS: tuple[Sign, ...] = (
         "connection reset by, broken pipe, connection refused, distnetworkerror, diststoreerror, distbackenderror, "
         "no route to host, retry count, rendezvousc, by watchdog at work, err02, [error], connect to, [c10d], "
         "mlx5_, mlx4_, bnxt_, irdma, hns3, infiniband, got completion, sending heartbeats, disconnected, address "
-        "already in use, definitely down, " + CODES,
+        "already in use, definitely down, input/output error, grpc_status, " + CODES,
         rb"(?:exception|failure)[^|]{0,40} detected by watchdog at work",
         rb"\berr02\d{3} dist\b",
         rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|"
@@ -218,11 +221,11 @@ SIGNS: tuple[Sign, ...] = (
         rb"\b[nh]ccl watchdog thread terminated with\b",
         rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
         rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
-        rb"\bgloo\b[^|]{0,80}\bfailed\b",
+        rb"\bgloo\b[^|]{0,80}\bfailed\b|\b(?:[nhrxu]|one)?ccl\b[^|]{0,160}\binput/output error\b",
         rb"connection (?:closed|reset|refused) by (?:remote |local )?(?:peer|host)",
         rb"\bconnection refused\b|\bbroken pipe\b|\bdist(?:network|store|backend)error\b",
         CODE % rb"[ij]\d{4}",
-        rb"\bpeer\b[^|.]{0,40}\bdisconnected\b",
+        rb"\bpeer\b[^|.]{0,40}\bdisconnected\b|\"grpc_status\": ?14\b",
         rb"no route to host|rendezvousc(?:losed|onnection)error|\blink status definitely down\b",
         rb"(?:\berrno\b[^|]{0,12}|: )\baddress already in use\b",
     ),
@@ -386,6 +389,7 @@ SIGNS: tuple[Sign, ...] = (
         ERRORS,
         rb"\b(?:" + LINKS + rb")" + FAILED,
         rb"\b(?:fail(?:ed|ure) to|errors?|unable to|could not) \w[^|]{0,60}\b(?:" + LINKS + rb")\b",
+        rb": connection timed out\W{0,4}$",
     ),
     _sign(
         "device_error high gpu " + OF_ERROR,
