@@ -156,7 +156,8 @@ def test_a_wheel_for_another_machine_is_made_by_its_compiler(archives: Archives)
 def test_the_source_archive_is_built_without_a_compiler(archives: Archives, tmp_path: Path) -> None:
     """As pip builds it: the wheel is not one of this platform, and the program runs from it without the library."""
     with tarfile.open(archives.one(".tar.gz")) as packed:
-        packed.extractall(tmp_path, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(tmp_path)
     (tree,) = tmp_path.iterdir()
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
     environment = {**os.environ, "CC": "/bin/false"}

@@ -36,9 +36,10 @@ def host_place(tensor: torch.Tensor) -> HostPlace | None:
         return None
     if not tensor.is_contiguous() or tensor.is_neg() or not (size := tensor.numel()):
         return None
-    if tensor.data_ptr() < LOW and not is_stored(tensor):
+    address = tensor.data_ptr()
+    if address < LOW and address == tensor.storage_offset() * tensor.itemsize:  # as is_stored looks, without a call
         return None
-    return tensor.data_ptr(), size, kind, (tuple(tensor.shape), dtype, None)
+    return address, size, kind, (tuple(tensor.shape), dtype, None)
 
 
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> HostRows | None:

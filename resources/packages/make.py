@@ -120,7 +120,8 @@ def wheel(source: Path, output: Path, environment: Mapping[str, str], tag: str =
     settings = {} if tag == "any" else {"--build-option": ["--plat-name", tag]}
     with tempfile.TemporaryDirectory() as temporary:
         with tarfile.open(source) as packed:
-            packed.extractall(temporary, filter="data")
+            packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 or later has it
+            packed.extractall(temporary)  # noqa: S202 - it was made just now
         (tree,) = Path(temporary).iterdir()
         build("build_wheel", tree, output, environment, settings)
     made = output / f"{source.name.removesuffix('.tar.gz')}-py3-none-{tag}.whl"

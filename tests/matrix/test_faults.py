@@ -223,12 +223,15 @@ def test_around_what_is_found_more_is_collected(framework: Harness) -> None:
     rows = rows_of(monitor)
     assert {row.step for row in rows if row.signal == "actv"} == set(range(30))
     deep = [row for row in rows if row.signal == "param_origin"]
-    assert sorted({row.step for row in deep}) == [8, 9, 10, 22, 23, 24]
+    # The worker judges a step while it ends, or once it has ended: then the plan begins one step later.
+    first, second = (min(row.step for row in deep if row.step > spike) for spike in (6, 20))
+    assert {first - 6, second - 20} <= {1, 2}
+    assert sorted({row.step for row in deep}) == [*range(first, first + 3), *range(second, second + 3)]
     assert {row.name for row in deep} == {"fc2.weight"}
     manifest = json.loads((Path(monitor.output_directory or "") / "manifest.json").read_text())
     assert [(change["step"], change["suspects"]) for change in manifest["changes"]] == [
-        (8, ["fc2"]),
-        (11, []),
-        (22, ["fc2"]),
-        (25, []),
+        (first, ["fc2"]),
+        (first + 3, []),
+        (second, ["fc2"]),
+        (second + 3, []),
     ]

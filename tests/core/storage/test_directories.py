@@ -393,7 +393,7 @@ def test_a_file_in_place_of_a_directory_is_called_one(tmp_path: Path) -> None:
     file = tmp_path / "actv_0-9.csv"
     file.write_text("vpp_stage,name,step,norm\n", encoding="utf-8")
     with pytest.raises(
-        ValueError, match=r"actv_0-9\.csv: expected the directory .*; this is a file: give the directory"
+        ValueError, match=r"actv_0-9\.csv: expected the directory .*; this is a file: give MONITOR_OUTPUT_DIR"
     ):
         find(file, Problems())
 
