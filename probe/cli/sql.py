@@ -81,7 +81,7 @@ def sql(
             redirect_stdout(sys.stderr),  # Ray prints messages of its own
             chosen_engine(engine, jobs) as pieces,
             open_run(directory, pieces) as run,
-            ExitStack() as stack,  # what was left out is said before a refusal, too: it may be the reason
+            ExitStack() as stack,  # what was left out may be the reason of a refusal, and is printed before it
         ):
             stack.callback(_warn, run)
             _check_apart(run, out)
