@@ -37,7 +37,8 @@ from probe.pytorch.engines.fsdp1 import is_flat
 from probe.pytorch.graph_walk import first_not_finite, uses  # noqa: F401 - functions of the protocol
 from probe.pytorch.groups import collectives  # noqa: F401 - a function of the protocol
 from probe.pytorch.host_moments import Array, host_place
-from probe.pytorch.loss_graphs import BEGUN, STREAMS, kept_losses, life, loss_graph  # noqa: F401 - functions of the protocol
+from probe.pytorch.loss_graphs import kept_losses, life, loss_graph  # noqa: F401 - functions of the protocol
+from probe.pytorch.loss_graphs.inputs import BEGUN, STREAMS
 from probe.pytorch.modes import unseen
 from probe.pytorch.oddities import oddities  # noqa: F401 - a function of the protocol
 from probe.pytorch.own_gradients import GradientSums as own_gradients  # noqa: F401, N813
