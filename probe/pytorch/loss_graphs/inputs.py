@@ -20,7 +20,8 @@ FEWEST_DROPPED, MOST_DROPPED = 64, 4096
 FEWEST_ROWS = 8
 """Rows of a table at least that is no table of kinds."""
 INPUTS = {"Convolution": ("input", 0), "Addmm": ("mat1", 1), "Mm": ("self", 0)}
-"""What a layer of a kind reads: the name under which its node has saved that, and its place among what it reads."""
+"""Inputs of layers, by the kind of the node: the name under which it has saved them, and their place among what it
+reads."""
 
 BEGUN: weakref.WeakValueDictionary[int, Sampler[Any]] = weakref.WeakValueDictionary()
 """Samplers of loaders that have begun to be read since something has listened, by identity."""
@@ -55,8 +56,10 @@ def dropped(graph: Graph) -> Callable[[Sequence[float]], tuple[float, float] | N
     places that are kept, and how many are not; None if there is no dropout."""
     mask = next((mask for kind, node in graph.kinds if (mask := _mask(kind, node)) is not None), None)
     sums = [] if mask is None else [(mask * torch.arange(len(mask), device=mask.device)).sum(), (~mask).sum()]
-    wanted = [graph.want(number) for number in sums]
-    return lambda numbers: (numbers[wanted[0]], numbers[wanted[1]]) if wanted and numbers[wanted[1]] else None
+    positions = [graph.want(number) for number in sums]
+    return lambda numbers: (
+        (numbers[positions[0]], numbers[positions[1]]) if positions and numbers[positions[1]] else None
+    )
 
 
 def foreign(graph: Graph) -> tuple[Callable[[], object], ...]:

@@ -62,8 +62,8 @@ def constant(graph: Graph) -> Callable[[Sequence[float]], tuple[float, float]]:
     """Return a function of the numbers that returns the part of the root without a gradient, and the root; 0 in both if
     that is not known."""
     rest = _remainder(graph.root, graph.nodes[0])
-    wanted = [graph.want(rest), graph.want(graph.root)] if rest is not None else []
-    return lambda numbers: (numbers[wanted[0]], numbers[wanted[1]]) if wanted else (0.0, 0.0)
+    positions = [graph.want(rest), graph.want(graph.root)] if rest is not None else []
+    return lambda numbers: (numbers[positions[0]], numbers[positions[1]]) if positions else (0.0, 0.0)
 
 
 def _remainder(root: torch.Tensor, node: Any) -> torch.Tensor | None:
