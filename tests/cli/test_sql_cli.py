@@ -117,6 +117,7 @@ def test_wrong_use_is_a_line_and_exit_code_2(root: Path, tmp_path: Path) -> None
     [directory] = root.glob("*-rank0-*")
     for words, message in (
         (("FROM actw",), "did you mean actv?"),
+        (("SELECT '\udcff'",), "the query cannot be parsed: 'utf-8' codec can't encode"),
         (("FROM actv", "--map", "FROM actv"), "expected one query, or both --map and --reduce"),
         (("--map", "FROM actv"), "expected one query, or both --map and --reduce"),
         (

@@ -96,6 +96,10 @@ def parsed(connection: Connection, text: str) -> SelectStatement:
 
 def _tree(connection: Connection, text: str) -> dict[str, Any]:
     """Return the syntax tree of ``text``, or the error that there is in it, as DuckDB describes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # of bytes on the command line that are no UTF-8
+        return {"error": True, "error_type": "parser", "error_message": str(error)}
     tree: dict[str, Any] = json.loads(connection.execute("SELECT json_serialize_sql(?)", [text]).fetchone()[0])
     return tree
 
