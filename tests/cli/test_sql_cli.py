@@ -186,3 +186,6 @@ def test_a_refusal_says_what_was_left_out(tmp_path: Path) -> None:
         (True, False),
         (False, True),
     ]
+    for path in tmp_path.glob("*/*.csv"):
+        path.unlink()
+    assert "no signal 'actv', nor another: expected rows, got none" in run(tmp_path, "SELECT * FROM actv").stderr
