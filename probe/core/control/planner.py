@@ -48,7 +48,7 @@ LASTING: dict[str, Callable[[Settings], object]] = {
     "queue_size": lambda settings: settings.queue_size,
     "when_queue_full": lambda settings: settings.when_queue_full,
 }
-"""What is read at the beginning of training alone."""
+"""Keys that are read at the beginning of training alone, and their values."""
 KEPT = (
     "{} has no effect while training runs: expected the value with which it began, got another; undo the edit, or "
     "start training again"

@@ -160,7 +160,7 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
     begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
     # No step is in two files; one with other columns may begin within the steps of the one before it.
     files = [file for file in files if begin is None or first is None or file.first >= begin or file.last >= first]
-    path, before, highest, again = rows.directories[directory].path, -1, -1, 0
+    path, before, highest, returns = rows.directories[directory].path, -1, -1, 0
     for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
         group = list(alike)
         columns, read = rows.read(group, first, last)
@@ -174,10 +174,10 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
                     step=step,
                 )
                 rows.problems.add(path, trouble, skipped=False)
-                again += 1
+                returns += 1
             if step > highest:
-                highest, again = step, 0
-            before, turn = step, (highest, again, step)
+                highest, returns = step, 0
+            before, turn = step, (highest, returns, step)
             yield _Table(signal, step, columns, list(same), "micro_step" in columns, path, turn=turn)
 
 

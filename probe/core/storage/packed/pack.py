@@ -222,9 +222,9 @@ def _packed(root: Path, out: Path, settings: PackSettings, in_order: InOrder, ob
 
 def _at_source(problem: Problem, out: Path, base: Path) -> Problem:
     """Return a problem that a packed run has, with the place of the source's file: only that can be looked at."""
-    here, there = str(out), str(base)
-    what = problem.what.replace(here, there) if here in problem.what else problem.what
-    return problem._replace(path=Path(str(problem.path).replace(here, there, 1)), what=what)
+    target, source = str(out), str(base)
+    text = problem.what.replace(target, source) if target in problem.what else problem.what
+    return problem._replace(path=Path(str(problem.path).replace(target, source, 1)), what=text)
 
 
 def _works(plan: PackPlan, side: SideTables) -> Iterator[BlockWork]:
