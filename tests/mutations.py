@@ -104,7 +104,7 @@ MUTATIONS = (
     Mutation("core/output/sinks/sqlite.py", "if steps * rows <= ROWS_A_TABLE", "if steps * rows <= 100 * ROWS_A_TABLE", "test_sinks_sqlite.py"),
     Mutation("core/output/sinks/parquet.py", "if snapshot.step > filling.last:", "if snapshot.step > filling.last + 1:", "test_sinks_parquet.py"),
     # monitor
-    Mutation("core/monitor/subject.py", "min(settings.module_ranks) >= ranks:", "max(settings.module_ranks) >= ranks:", "test_doubts.py test_vain.py test_wrong_uses.py", "numpy"),
+    Mutation("core/config/lint.py", "min(settings.module_ranks) >= ranks:", "max(settings.module_ranks) >= ranks:", "test_doubts.py test_vain.py test_wrong_uses.py", "numpy"),
     # analysis
     Mutation("core/analysis/merge.py", "complete = (counted == numels(shapes)) & ~terms", "complete = ~terms", "test_merging.py"),
     Mutation("core/analysis/compare/differences.py", "return abs(a - b) if op == \"zeros\" or op in EXACT else excess * relative", "return excess * relative", "test_compare.py test_compare_cli.py", "not pytorch and not mindspore"),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -193,6 +194,8 @@ def refusing(*wrong: type[Exception]) -> Iterator[None]:
     try:
         yield
     except wrong as error:
+        if isinstance(error, BrokenPipeError):
+            raise
         from probe.core.errors import reason_of
         from probe.core.language import joined
 
@@ -214,6 +217,8 @@ def main() -> None:
     from probe.core.language import activate, message
 
     messages.patience = None
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack characters of names
     activate()
     interrupted = _Interrupts()
     try:

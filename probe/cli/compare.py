@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import redirect_stdout
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +111,8 @@ def _options(
     from probe.core.analysis.compare.pairing import Options
 
     first, last = _span(steps)
+    if rtol is not None and not isfinite(rtol):
+        raise invalid("--rtol: expected a finite number, got {number}; leave it out for one by the dtype", number=rtol)
     names = read(mapping) if mapping else NameMap()
     return Options(
         first, last, offset, _ranks(rank), _listed("--signals", signals), _listed("--ops", ops), rtol, common, names

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as registry
 
 from probe.core.backend import pytree
@@ -39,10 +40,10 @@ pytree.consult(unpacking)
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether ``value`` is a tensor whose elements exist (a meta tensor has none)."""
+    """Return whether ``value`` is a tensor whose elements exist (a meta tensor has none, nor has a fake one)."""
     if type(value) in PLAIN:
         return bool(value.device.type != "meta")
-    if not issubclass(type(value), torch.Tensor):  # isinstance asks the value itself
+    if not issubclass(type(value), torch.Tensor) or issubclass(type(value), FakeTensor):  # isinstance asks the value
         return False
     with torch._C.DisableTorchFunction():
         return bool(value.device.type != "meta")
@@ -108,20 +109,28 @@ def agreement(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if one.shape != other.shape:
         raise ValueError(f"expected two tensors of one shape, got {list(one.shape)} and {list(other.shape)}")
     with unseen(), torch.no_grad():
-        a, b = one.detach(), other.detach()
+        a, b, elements = one.detach(), other.detach(), one.numel()
+        if a.is_sparse:  # the rest of it is 0
+            a, b = (a := a.coalesce()).values(), b[tuple(a.indices())]
+        if a.is_complex():
+            a, b, elements = torch.view_as_real(a), torch.view_as_real(b), 2 * elements
         signs = [(x > 0).to(torch.int8).sub_((x < 0).to(torch.int8)) for x in (a, b)]
-        return signs[0].mul_(signs[1]).sum(dtype=torch.int64).to(torch.float64).div_(2 * one.numel()).add_(0.5)
+        return signs[0].mul_(signs[1]).sum(dtype=torch.int64).to(torch.float64).div_(2 * elements).add_(0.5)
 
 
 def adam(first: torch.Tensor, second: torch.Tensor, settings: Adam) -> tuple[torch.Tensor, torch.Tensor]:
     """Return update and ratio of two moments on their device; the number of steps may be on a device, too."""
     with unseen(), torch.no_grad():
         steps = settings.steps.detach().double() if isinstance(settings.steps, torch.Tensor) else settings.steps
-        m, v = (x if x.dtype is torch.float64 else x.float() for x in (local(first).detach(), local(second).detach()))
+        m, v = local(first).detach(), local(second).detach()
+        if is_complex := m.is_complex():  # the optimizer treats it as pairs of real numbers
+            m, v = torch.view_as_real(m), torch.view_as_real(v)
+        m, v = (x if x.dtype is torch.float64 else x.float() for x in (m, v))
         rest = 1 - settings.beta2**steps
         mean, root = m / (1 - settings.beta1**steps), (v / rest).sqrt_()
         eps = settings.eps / rest**0.5 if settings.early else settings.eps
-        return mean / (root + eps), (mean / root).masked_fill_(m == 0, 0.0)
+        update, ratio = mean / (root + eps), (mean / root).masked_fill_(m == 0, 0.0)
+        return (torch.view_as_complex(update), torch.view_as_complex(ratio)) if is_complex else (update, ratio)
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:

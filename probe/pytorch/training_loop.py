@@ -156,7 +156,7 @@ def _announce(began: Began, args: tuple[Any, ...]) -> None:
 
 def _loss(roots: Any, gradients: Any) -> torch.Tensor | None:
     """Return the root of a backward if it is a loss: no gradient but 1 was passed in, as far as the host knows."""
-    if len(roots) != 1 or not issubclass(type(root := roots[0]), torch.Tensor):
+    if len(roots) != 1 or not tensors.is_tensor(root := roots[0]):
         return None
     if root.numel() != 1 or root.grad_fn is None or root.is_complex():
         return None
@@ -564,7 +564,9 @@ def _has_numbers(parameter: Any) -> bool:
     if is_lazy(parameter):
         return False
     part = local(parameter)
-    return part.layout is torch.strided and part.data_ptr() != 0  # 0: on the meta device, or the storage was freed
+    if not tensors.is_tensor(part):
+        return False
+    return part.layout is torch.strided and part.data_ptr() != 0  # 0: the storage was freed
 
 
 def reader(parameters: Sequence[Any], columns: tuple[str, ...]) -> RepeatedReader:

@@ -217,7 +217,7 @@ class RunReader:
         """Return a connection that can open the folders of the run alone."""
         folders = frozenset(
             folder_of(str(file.path)) or "." for files in listing.files.values() for _, file in files
-        ) | {folder_of(str(directory.path / "_")) or "." for directory in listing.run.directories}
+        ) | _folders(listing)
         if self._connection is None or not folders <= self._folders:
             self._drop_connection()
             connection = connect(MEMORY)
@@ -236,7 +236,7 @@ class RunReader:
             self._whole = Rows(listing.run.directories, self._line_problems, connect(MEMORY), scratch=self._scratch)
             self._connection, self._whole_of = self._whole.connection, listing
             blocks = (file.path for own in self._whole.blocks.values() for _, file in own)
-            restrict(self._whole.connection, blocks, [self._scratch])
+            restrict(self._whole.connection, blocks, [*_folders(listing), self._scratch])
         return self._whole
 
     def _drop_connection(self) -> None:
@@ -246,6 +246,11 @@ class RunReader:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _folders(listing: RunListing) -> frozenset[str]:
+    """Return the folders of the ranks, with files of other things than rows, too: their costs."""
+    return frozenset(folder_of(str(directory.path / "_")) or "." for directory in listing.run.directories)
 
 
 def _has_rank(file: TableFile, rank: int, ranks: Collection[int]) -> bool:

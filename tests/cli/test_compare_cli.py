@@ -66,6 +66,7 @@ def test_different_is_1(runs: Path) -> None:
     [
         (["--steps", "3-1"], "--steps: expected the smaller first, 1-3; got '3-1'"),
         (["--steps", "x"], "--steps: expected 0-99, 100-, -99 or 7; got 'x'"),
+        (["--rtol", "inf"], "--rtol: expected a finite number, got inf; leave it out"),
         (["--rank", "a"], "--rank: expected 3, or 0:3 for A's rank 0 and B's rank 3; got 'a'"),
         (["--rank", "7"], "--rank: expected one of the ranks of "),
         (

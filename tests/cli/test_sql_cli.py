@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from probe.cli.sql import MOST_SHOWN
 from probe.core.analysis.query_views import cell
 from tests.core.analysis.test_query import hostile
 from tests.core.storage.run_files import write_run
+from tests.quick_python import probe_command
 from tests.required import require
 
 duckdb = require("duckdb")
@@ -117,6 +121,7 @@ def test_wrong_use_is_a_line_and_exit_code_2(root: Path, tmp_path: Path) -> None
     [directory] = root.glob("*-rank0-*")
     for words, message in (
         (("FROM actw",), "did you mean actv?"),
+        (("SELECT '\udcff'",), "the query cannot be parsed: 'utf-8' codec can't encode"),
         (("FROM actv", "--map", "FROM actv"), "expected one query, or both --map and --reduce"),
         (("--map", "FROM actv"), "expected one query, or both --map and --reduce"),
         (
@@ -135,6 +140,23 @@ def test_wrong_use_is_a_line_and_exit_code_2(root: Path, tmp_path: Path) -> None
         assert len(done.stderr.splitlines()) == 1
         assert done.stdout == ""
     assert not any(tmp_path.iterdir())
+
+
+def test_a_reader_that_has_seen_enough_ends_it(root: Path) -> None:
+    """As of ``| head``: without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = probe_command("sql", root, "SELECT i FROM range(50000) r(i)", "--format", "csv")
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_letters_that_the_terminal_lacks_are_escaped(root: Path) -> None:
+    """With the code that they have."""
+    command = [sys.executable, "-m", "probe", "sql", str(root), "SELECT '\u6743' AS x"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, [b"x", rb"\u6743"])
 
 
 def test_hostile_queries_are_wrong_use(root: Path) -> None:
@@ -164,3 +186,6 @@ def test_a_refusal_says_what_was_left_out(tmp_path: Path) -> None:
         (True, False),
         (False, True),
     ]
+    for path in tmp_path.glob("*/*.csv"):
+        path.unlink()
+    assert "no signal 'actv', nor another: expected rows, got none" in run(tmp_path, "SELECT * FROM actv").stderr

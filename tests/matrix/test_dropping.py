@@ -73,3 +73,20 @@ def test_dropped_with_the_model(framework: Harness, more: dict[str, Any]) -> Non
         rows = read(directory)
         for signal in ("actv", "actv_grad", "grad_unreduced", "grad_reduced", "param_updated"):
             assert {row.step for row in rows if row.signal == signal} == set(range(STEPS))
+
+
+def test_a_monitor_that_has_stopped_keeps_no_model(framework: Harness) -> None:
+    """A program may go on for long without the model, and with the monitor: its account can still be read."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    monitor = framework.TrainerMon({"wg_distribution": True, "sentinel": {"enable": True}})
+    monitor.set_monitor(model, 1, optimizer)
+    train_step(framework.loop(model, optimizer), *inputs(framework, 2))
+    monitor.stop()
+    gone = [weakref.ref(model), weakref.ref(optimizer)]
+    del model, optimizer
+    gc.collect()
+    assert [known() for known in gone] == [None, None]
+    monitor.stop()
+    assert (monitor.faults, monitor.monitoring) == ({}, False)
+    assert read(monitor.output_directory)

@@ -96,6 +96,28 @@ def test_at_a_step_that_the_file_names(framework: Harness, path: Path, dynamic: 
     assert collected(framework, config(path, times=2), 9, edits) == [5, 6]
 
 
+def test_an_edit_without_effect_is_told(
+    framework: Harness, path: Path, dynamic: None, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Each once: a first step, a rank that is not there, and what is read as training begins."""
+    edits = {
+        1: rewriting(start_step=7, output_dir=str(tmp_path / "elsewhere"), queue_size=9),
+        3: rewriting(run={"enable": True}, sentinel={"enable": True}, module_ranks=[5]),
+    }
+    with caplog.at_level(logging.WARNING, "probe"):
+        assert collected(framework, config(path, on=True), 6, edits) == [1, 2, 3]
+    told = [record.getMessage().partition(": ")[0] for record in caplog.records]
+    keys = "output_dir", "queue_size", "run", "sentinel.enable"
+    lasting = [f"{key} has no effect while training runs" for key in keys]
+    assert [line for line in told if "effect" in line or "ranks" in line] == [
+        *lasting[:2],
+        "start_step has no effect in dynamic mode",
+        *lasting[2:],
+        "module_ranks",
+    ]
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def breaking(path: Path) -> None:
     path.write_text("{", encoding="utf-8")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from probe.pytorch import TrainerMon
+from probe.pytorch.tensors import agreement
 from tests.tables import Row, read
 
 BETAS = {"weight": (0.5, 0.75), "bias": (0.25, 0.875)}
@@ -49,6 +52,49 @@ def test_every_group_has_betas_and_eps_of_its_own(kind: Any, options: dict[str, 
             row = rows[Row(signal, 2, name)]
             assert row["norm"] == pytest.approx(float(vector.norm()), rel=1e-5)
             assert row["max"] == pytest.approx(float(vector.max()), rel=1e-5)
+
+
+class OfComplexNumbers(torch.nn.Linear):
+    """Its parameters are complex, what goes in and comes out is real."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3, dtype=torch.cfloat)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(super().forward(x.to(torch.cfloat)))
+
+
+def test_complex_parameters_are_pairs_of_real_numbers() -> None:
+    """To Adam, so that their updates are those of both parts."""
+    model = OfComplexNumbers()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    rows = train(model, optimizer, {"mg_direction": True})
+    state = optimizer.state[model.weight]
+    mean, square = (torch.view_as_real(state[name]).double() for name in ("exp_avg", "exp_avg_sq"))
+    update = mean / (1 - 0.9**3) / ((square / (1 - 0.999**3)).sqrt() + 1e-8)
+    assert rows[Row("update", 2, "weight")]["norm"] == pytest.approx(float(update.norm()), rel=1e-5)
+    assert Row("mg_direction", 2, "weight") in rows
+
+
+def test_directions_of_complex_and_of_sparse_gradients() -> None:
+    """Both parts of a complex number count; elements that a sparse gradient leaves out are 0."""
+    one, other = torch.randn(2, 7, dtype=torch.cfloat)
+    assert agreement(one, other) == agreement(torch.view_as_real(one), torch.view_as_real(other))
+    dense = torch.tensor([[0.0, 0.0], [1.0, -2.0], [0.0, 0.0], [3.0, 4.0]])
+    moment = torch.tensor([[1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [0.0, 1.0]])
+    assert agreement(dense.to_sparse(1), moment) == agreement(dense, moment) == 4.5 / 8
+
+
+def test_fake_tensors_have_no_rows() -> None:
+    """They pass through a watched model without any numbers of their own, and without a warning of torch's."""
+    model = torch.nn.Linear(4, 3)
+    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with TrainerMon({"xy_distribution": True, "ops": ["norm"]}) as monitor:
+            monitor.set_monitor(model, 1, optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+            model(torch.zeros(2, 4))
+            optimizer.step()
+    assert (monitor.faults, read(monitor.output_directory)) == ({}, {})
 
 
 def test_state_in_half_precision() -> None:

@@ -202,7 +202,7 @@ def test_columns_become_wider_before_a_level_grows_too_large(tmp_path: Path, mon
 
 @pytest.mark.parametrize("sink", ["csv", "sqlite"])
 def test_queries_can_open_the_run_alone(sink: str, tmp_path: Path) -> None:
-    """No other file, no setting, no extension: as with ``probe sql``."""
+    """Every file of it, of costs too; no other file, no setting, no extension: as with ``probe sql``."""
     import duckdb
 
     written_run(tmp_path / "run", range(3), sink)
@@ -210,6 +210,8 @@ def test_queries_can_open_the_run_alone(sink: str, tmp_path: Path) -> None:
     with reading(tmp_path / "run", tmp_path / "cache") as (reader, _), reader.rows([SIGNAL]) as rows:
         own = rows.connection.cursor()
         assert own.execute(f"SELECT count(*) FROM {rows.view(SIGNAL)}").fetchone() == (27,)
+        beside = next((tmp_path / "run").glob("*/manifest.json"))
+        assert own.execute(f"SELECT filename FROM read_text('{beside}')").fetchone() == (str(beside),)
         for query in (
             f"SELECT * FROM read_csv('{tmp_path / 'secret.csv'}')",
             f"SELECT * FROM read_text('{tmp_path / 'secret.csv'}')",

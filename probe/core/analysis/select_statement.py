@@ -96,6 +96,10 @@ def parsed(connection: Connection, text: str) -> SelectStatement:
 
 def _tree(connection: Connection, text: str) -> dict[str, Any]:
     """Return the syntax tree of ``text``, or the error that there is in it, as DuckDB describes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # of bytes on the command line that are no UTF-8
+        return {"error": True, "error_type": "parser", "error_message": str(error)}
     tree: dict[str, Any] = json.loads(connection.execute("SELECT json_serialize_sql(?)", [text]).fetchone()[0])
     return tree
 
@@ -124,6 +128,8 @@ def chosen(names: Iterable[str], offered: Collection[str], what: str) -> dict[st
 
 def unknown(name: str, offered: Collection[str], what: str) -> str:
     """Return the message about a name that is not offered."""
+    if not offered:
+        return f"there is no {what} {name!r}, nor another: expected rows, got none that can be read; name another run"
     lower = {other_name.lower(): other_name for other_name in offered}
     near = get_close_matches(name[:MOST_NAMED].lower(), list(lower), n=1)
     meant = f"; did you mean {lower[near[0]]}? There" if near else "; there"

@@ -55,8 +55,17 @@ def in_vain(settings: Settings) -> Iterator[str]:
     yield from unjudged(settings)
 
 
-def without_effect(settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each key without effect beside the others, whatever the model and its optimizers."""
+def without_effect(settings: Settings, ranks: int = 0) -> Iterator[str]:
+    """Yield a sentence for each key without effect beside the others, whatever the model and its optimizers.
+
+    Args:
+        ranks: number of ranks; 0 if it is not known.
+    """
+    if ranks and settings.module_ranks and min(settings.module_ranks) >= ranks:
+        yield (
+            f"module_ranks: nothing is collected: expected some of the ranks 0 to {ranks - 1}, "
+            f"got {list(settings.module_ranks)}"
+        )
     if settings.print_struct:
         return  # nothing else is collected
     yield from _without_rules(settings)

@@ -373,8 +373,8 @@ class Settings(Section):
     """Switch of monitoring while training runs, if the environment variable DYNAMIC_MONITOR is true; without it this
     key has no effect. The file is then checked after every step: if true, monitoring begins at the next step, or
     continues with the changed keys, and collect_times counts anew; if false, it stops. After collect_times steps
-    monitoring stops and false is written here. Only append_output, output_dir, dynamic_broadcast, queue_size and
-    when_queue_full keep their first values."""
+    monitoring stops and false is written here. Only append_output, output_dir, dynamic_broadcast, queue_size,
+    when_queue_full, run and sentinel.enable keep their first values; a warning names an edit of them."""
     apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
     """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
     the next one; with several ranks the first rank writes a step here that lies dynamic_seconds ahead. It announces
@@ -392,7 +392,8 @@ class Settings(Section):
     """In dynamic mode: let SIGUSR1, sent to the process of the first rank, switch monitoring on and off, on all
     ranks."""
     start_step: Integer = Field(0, ge=0)
-    """First step that is collected."""
+    """First step that is collected. It has no effect in dynamic mode, where collecting begins with the next step, or at
+    apply_at_step."""
     collect_times: Integer = Field(100_000_000, ge=0)
     """Number of steps that are collected; then monitoring ends."""
     step_interval: Integer = Field(1, ge=1)

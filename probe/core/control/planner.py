@@ -39,6 +39,24 @@ CONTROL, ARMING, PACE, COMMANDS = "control", "arming", "pace", "commands"
 ranks share a file system, the last three are names of folders in the output directory."""
 COMPILED = "torch.compile has compiled a part of this program, and hooks would have it compiled again"
 WHOLE_TENSORS = "with global_stats all ranks collect the same steps"
+LASTING: dict[str, Callable[[Settings], object]] = {
+    "run": lambda settings: settings.run,
+    "sentinel.enable": lambda settings: settings.sentinel.enable,
+    "output_dir": lambda settings: settings.output_dir,
+    "append_output": lambda settings: settings.append_output,
+    "dynamic_broadcast": lambda settings: settings.dynamic_broadcast,
+    "queue_size": lambda settings: settings.queue_size,
+    "when_queue_full": lambda settings: settings.when_queue_full,
+}
+"""Keys that are read at the beginning of training alone, and their values."""
+KEPT = (
+    "{} has no effect while training runs: expected the value with which it began, got another; undo the edit, or "
+    "start training again"
+)
+EARLIER = (
+    "start_step has no effect in dynamic mode: expected the default, got {}; collecting begins with the next step: to "
+    "begin later, set apply_at_step"
+)
 NEVER = sys.maxsize
 """A step that no training reaches."""
 
@@ -297,8 +315,11 @@ class Planner:
             yield self._rest(self.settings)
         settings = switch.poll(step, idle=not self._on)
         if settings is not None:
+            self.warn(KEPT.format(key) for key, of in LASTING.items() if of(settings) != of(self.settings))
             if settings.dynamic_on:
-                self.warn(without_effect(settings))
+                self.warn(without_effect(settings, self._framework.groups.world_size()))
+                if settings.start_step > step:
+                    self.warn([EARLIER.format(settings.start_step)])
             yield self._changed(settings, step) if settings.dynamic_on else self._rest(self.settings)
 
     def _of_findings(self, arming: Arming, findings: list[Finding], step: int) -> Iterator[Plan]:

@@ -166,6 +166,10 @@ class Run:
         """Watch ``optimizers`` instead of the present ones; each replaces the one at its position."""
         self.optimizers = [*optimizers]
 
+    def release(self) -> None:
+        """Let go of models and optimizers."""
+        self.chunks, self.optimizers = [], ()
+
     def note_trained(self, identities: frozenset[int]) -> None:
         """Set :attr:`trained`."""
         self.trained = identities

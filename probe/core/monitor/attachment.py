@@ -347,6 +347,7 @@ class Attachment:
         self._listening.stop()
         restore_handler()
         attempt(self.faults, WHERE, self._detach)
+        self._release()
 
     def _parts_of_end(self) -> list[Callable[[], object]]:
         """Return the parts of the end, in order. Each can be called twice: one that is interrupted (Ctrl-C, a signal
@@ -364,7 +365,8 @@ class Attachment:
             self._close_reporting,
             self.reporting.close_summary,
             self.reporting.release,
-            self._endings.remove,  # last: the end of the process goes on with an end that was interrupted
+            self._endings.remove,  # late: the end of the process goes on with an end that was interrupted
+            self._release,
         ]
 
     @property
@@ -404,6 +406,12 @@ class Attachment:
     def _detach(self) -> None:
         if self._leaving is not None and self._leaving.detach():
             self._leaving = None
+
+    def _release(self) -> None:
+        """Let go of models and optimizers: a program may keep the monitor, and go on without them."""
+        if self._leaving is None:
+            self._subject, self._narrowed = self._subject.narrowed((), ()), None
+            self.run.release()
 
     def _close_numbers(self) -> None:
         self.numbers.close(self._remaining, self._cause == "exit" and self._error is None)

@@ -280,11 +280,6 @@ def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> 
             "MASTER_PORT too; without them the ranks are not known to belong together, and each sends its alerts: "
             "start all ranks with a launcher such as torchrun, or unset RANK and WORLD_SIZE"
         )
-    if settings.module_ranks and min(settings.module_ranks) >= ranks:
-        yield (
-            f"module_ranks: nothing is collected: expected some of the ranks 0 to {ranks - 1}, "
-            f"got {list(settings.module_ranks)}"
-        )
     if settings.dynamic_on and not dynamic(environ):
         yield (
             "dynamic_on has no effect, monitoring begins at start_step: to switch it while training runs, set the "
@@ -292,4 +287,4 @@ def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> 
         )
     if not settings.collect_times and not dynamic(environ):
         yield "collect_times is 0: nothing is collected; leave it out to collect every step"
-    yield from without_effect(settings)
+    yield from without_effect(settings, ranks)

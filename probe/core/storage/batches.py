@@ -82,8 +82,8 @@ def steps(
     present = [signal for signal in rows.files if (signal != RUN if names is None else signal in names)]
     readers = [_tables(rows, signal, rank, first, last) for signal in present]
     layouts: dict[tuple[str, tuple[str, ...]], _About] = {}
-    merged = heapq.merge(*readers, key=lambda table: table.step)
-    for step, tables in groupby(merged, key=lambda table: table.step):
+    merged = heapq.merge(*readers, key=lambda table: table.turn)
+    for (*_, step), tables in groupby(merged, key=lambda table: table.turn):
         parts: dict[str, list[_Part]] = {}
         for table in tables:
             of_signal = parts.setdefault(table.signal, [])
@@ -110,6 +110,9 @@ class _Table(NamedTuple):
     """Position of each row in the file, if some are left out."""
     is_void: bool = False
     """True if the rows lack all values."""
+    turn: tuple[int, int, int] = (0, 0, 0)
+    """Place among the tables of all signals: the highest step so far in its directory, how often a lower one has come
+    since, and the step."""
 
 
 def _alike(table: _Table) -> Iterator[_Table]:
@@ -157,7 +160,7 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
     begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
     # No step is in two files; one with other columns may begin within the steps of the one before it.
     files = [file for file in files if begin is None or first is None or file.first >= begin or file.last >= first]
-    path, before = rows.directories[directory].path, -1
+    path, before, highest, returns = rows.directories[directory].path, -1, -1, 0
     for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
         group = list(alike)
         columns, read = rows.read(group, first, last)
@@ -171,8 +174,11 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
                     step=step,
                 )
                 rows.problems.add(path, trouble, skipped=False)
-            before = step
-            yield _Table(signal, step, columns, list(same), "micro_step" in columns, path)
+                returns += 1
+            if step > highest:
+                highest, returns = step, 0
+            before, turn = step, (highest, returns, step)
+            yield _Table(signal, step, columns, list(same), "micro_step" in columns, path, turn=turn)
 
 
 class _About(NamedTuple):

@@ -11,6 +11,7 @@ import torch
 from probe.core.prechecks.trial import ParameterFacts
 from probe.pytorch.dtensor import local
 from probe.pytorch.prechecks.digests import digest, norm_of
+from probe.pytorch.tensors import is_tensor
 
 
 class ParameterWatch:
@@ -55,7 +56,7 @@ class ParameterWatch:
 
 def _row(name: str, module: torch.nn.Module, parameter: torch.nn.Parameter, order: int) -> ParameterFacts:
     part = local(parameter).detach()
-    empty = part.numel() == 0 or part.is_meta
+    empty = part.numel() == 0 or not is_tensor(part)
     # units of a grouped convolution get different inputs
     several = not empty and part.dim() > 1 and len(part) > 1 and getattr(module, "groups", 1) == 1
     return ParameterFacts(

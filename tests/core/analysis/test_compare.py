@@ -325,14 +325,18 @@ def test_growth_before_the_first_difference_is_told(tmp_path: Path) -> None:
 
 
 def test_rows_that_come_twice_are_compared_once(tmp_path: Path) -> None:
-    """A file with a step twice is reported, and its rows count once."""
+    """A file with a step twice is reported, and its rows count once: those that were written last."""
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     path = next(b.glob("*/grad_reduced_0-3.csv"))
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(lines + lines[1:13]), encoding="utf-8")
     found = compare(a, b)
-    assert found.rows == 6 * ROWS_A_STEP
-    assert found.problems == ["grad_reduced: rows come twice in a step: one of each is taken"]
+    assert (found.rows, found.agrees) == (6 * ROWS_A_STEP, True)
+    assert found.problems == ["grad_reduced: rows come twice in a step: the later of each is taken"]
+    cells = [line.split(",") for line in lines[1:13]]
+    other = [",".join([*row[:3], "9.5", *row[4:]]) for row in cells]
+    path.write_text("".join([lines[0], *other, *lines[1:]]), encoding="utf-8")
+    assert compare(a, b).agrees
 
 
 def test_values_of_few_decimals_are_compared_to_those(tmp_path: Path) -> None:

@@ -176,16 +176,23 @@ def test_rows_that_come_twice_are_read_as_written_last(tmp_path: Path, reader: A
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("steps_per_file", [1, 9])
 def test_steps_that_go_back_are_told(tmp_path: Path, reader: Any, steps_per_file: int) -> None:
-    """Repeated steps are reported once, in the same file or in a later one; steps in order are not."""
+    """Repeated steps are reported once, in the same file or in a later one, and stay together; others are not."""
     rows = {Key("w"): RANDOM.normal(size=3)}
-    directory = write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)], steps_per_file=steps_per_file)
+    signals = ["grad_reduced", "param_origin"]
+    told = [batch(signal, step, rows) for step in range(3) for signal in signals]
+    directory = write(tmp_path, told, steps_per_file=steps_per_file)
     assert read(tmp_path, reader)[1].lines() == []
-    lines = (directory / f"grad_reduced_0-{steps_per_file - 1}.csv").read_text(encoding="utf-8").splitlines()
-    last = max(directory.glob("*.csv"))
-    last.write_text(last.read_text(encoding="utf-8") + lines[1] + "\n", encoding="utf-8")
-    _, problems = read(tmp_path, reader)
+    for signal in signals:
+        lines = (directory / f"{signal}_0-{steps_per_file - 1}.csv").read_text(encoding="utf-8").splitlines()
+        last = max(directory.glob(f"{signal}_*.csv"))
+        last.write_text(last.read_text(encoding="utf-8") + lines[1] + "\n", encoding="utf-8")
+    found, problems = read(tmp_path, reader)
+    assert [[step.step, *(each.signal for each in step.batches)] for step in found] == [
+        [step, "param_origin", "grad_reduced"] for step in (0, 1, 2, 0)
+    ]
     assert problems.lines() == [
-        f"{directory}: grad_reduced: step 2 is followed by step 0: steps that come again are all taken"
+        f"{directory}: {signal}: step 2 is followed by step 0: steps that come again are all taken"
+        for signal in signals
     ]
 
 

@@ -158,7 +158,9 @@ def compare(
             dtype="" if options.relative is not None else dtype,
             ranks=[pair for pair in ranks if pair[0] not in passes.incomplete()],
         )
-        duplicated = [f"{signal}: rows come twice in a step: one of each is taken" for signal in tables.duplicated]
+        duplicated = [
+            f"{signal}: rows come twice in a step: the later of each is taken" for signal in tables.duplicated
+        ]
     passes.add_problems(side_a, side_b)
     read = [passes.failed, side_a.problems, side_b.problems]
     lines = [line for problems in read for line in problems.lines()]

@@ -127,7 +127,7 @@ class PieceDifferences:
     """Differences of the pairs of rows of a piece.
 
     Args:
-        duplicated: signals with duplicate rows, of which the first of each counts.
+        duplicated: signals with duplicate rows, of which the last of each counts.
     """
 
     def __init__(self, rows: PieceRows, duplicated: Collection[str] = ()) -> None:
@@ -160,7 +160,7 @@ class PieceDifferences:
         if signal in self._duplicated:
             self.connection.execute(f"CREATE OR REPLACE TEMP TABLE rows_b AS {b}")
             a, b = (
-                f"SELECT DISTINCT ON ({', '.join(KEY)}) * FROM rows_{side} ORDER BY {', '.join(KEY)}, rowid"  # noqa: S608
+                f"SELECT DISTINCT ON ({', '.join(KEY)}) * FROM rows_{side} ORDER BY {', '.join(KEY)}, rowid DESC"  # noqa: S608
                 for side in "ab"
             )
         measure = self.measure(signal)
@@ -205,7 +205,7 @@ def measure(
     """Measure every pair of rows of some signals in a piece.
 
     Args:
-        duplicated: true if rows of the signals come twice, so that one of each is taken.
+        duplicated: true if rows of the signals come twice, so that the later of each is taken.
     """
     done: list[PieceResult] = []
     with opened_piece(piece, done) as opened:

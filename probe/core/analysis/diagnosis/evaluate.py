@@ -131,6 +131,7 @@ class RankEvaluator:
         self._latest: deque[int] = deque(maxlen=max([*self._waits.values(), 1]))
         self._sizes: Mapping[str, int] = {}
         self._seen: set[tuple[object, ...]] = set()
+        self._counted: set[int] = set()
         self._quiet = 0
         self._norms = RecordedNorms(rank)
         self.judged = EvaluatedRank(rank)
@@ -151,7 +152,8 @@ class RankEvaluator:
             step = updates.put_into(step)  # noqa: PLW2901 - the same step
             findings, counts = find(self._rules, step.batches, self._failed), not requested or step.step in requested
             if counts:
-                self.judged.counted += 1
+                self._counted.add(step.step)
+                self.judged.counted = len(self._counted)
                 self.judged.rows += sum(map(len, step.batches))
                 self.judged.signals.update(batch.signal for batch in step.batches)
             self._norms.add(step.step, step.batches, not findings)

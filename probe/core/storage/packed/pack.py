@@ -29,7 +29,7 @@ from probe.core.storage.packed.blocks import SEALS, BlockWork, Sealed, write_blo
 from probe.core.storage.packed.plan import PackPlan, PackSettings
 from probe.core.storage.packed.run import FILES_TABLE, INDEX, TEXTS_TABLE, is_packed, packed_index
 from probe.core.storage.performance_file import PATTERN
-from probe.core.storage.problems import Problems
+from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.side_files import PACKED_COSTS, costs_source
 from probe.core.storage.sql import literal
 
@@ -215,7 +215,16 @@ def _packed(root: Path, out: Path, settings: PackSettings, in_order: InOrder, ob
     if complete:
         _remove_others(out, written)
     with Rows(last_run(out, report.problems).directories, report.problems):
-        return report
+        pass
+    report.problems.kept = [_at_source(problem, out, plan.base) for problem in report.problems.kept]
+    return report
+
+
+def _at_source(problem: Problem, out: Path, base: Path) -> Problem:
+    """Return a problem that a packed run has, with the place of the source's file: only that can be looked at."""
+    target, source = str(out), str(base)
+    text = problem.what.replace(target, source) if target in problem.what else problem.what
+    return problem._replace(path=Path(str(problem.path).replace(target, source, 1)), what=text)
 
 
 def _works(plan: PackPlan, side: SideTables) -> Iterator[BlockWork]:
