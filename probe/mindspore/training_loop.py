@@ -17,13 +17,17 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 from mindspore import nn
+from mindspore.nn.layer.normalization import _BatchNorm
 
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
-from probe.core.checks.parameter_use import ParameterUse
+from probe.core.backend.resting import resting_parts
 from probe.core.door import FaultCounter, attempt, replace
-from probe.mindspore import autograd, compiled_steps, gradients, loss_scale, tensors
+from probe.mindspore import autograd, compiled_steps, gradients, loss_graphs, loss_scale, tensors
 from probe.mindspore.cell_hooks import surfacing
+from probe.mindspore.data_sets import on_habit  # noqa: F401 - a function of the protocol
+from probe.mindspore.loss_graphs import loss_graph, uses  # noqa: F401 - functions of the protocol
+from probe.mindspore.oddities import oddities  # noqa: F401
 from probe.mindspore.optimizers import table
 from probe.mindspore.optimizers.rates import groups, rates  # noqa: F401 - functions of the protocol
 from probe.mindspore.private_api import executor
@@ -35,6 +39,10 @@ except ImportError:  # before 2.5
 
 Began = Callable[["mindspore.Tensor | None", Collection[int]], None]
 Clipped = Callable[[float, Callable[[float], float]], None]
+ACTIVE = (_BatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""Cells that compute otherwise in training."""
+NORMALISING = frozenset({"exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum"})
+"""State of optimizers whose updates do not depend on the size of the gradient."""
 MARKED = 1024
 """Elements of a gradient that show whether it was written: its version does not show every write (MindSpore 2.10)."""
 
@@ -109,6 +117,15 @@ def _listen_to_executor() -> Iterator[Undo]:
             yield replace(kind, name, functools.wraps(original)(around(original)))
     if callable(original := getattr(mindspore.Tensor, "backward", None)):  # of a package that imitates torch
         yield replace(mindspore.Tensor, "backward", functools.wraps(original)(_around_backward(original)))
+    yield replace(nn.LossBase, "__call__", _compute_loss)
+
+
+def _compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = super(nn.LossBase, self).__call__(*args, **kwargs)  # others replace that, too
+    for listener in _backwards:
+        surfacing(attempt)(listener.faults, "loss", loss_graphs.called, self, args, result)
+        break
+    return result
 
 
 _backwards: Shared[_Backwards] = Shared(_listen_to_executor, weak=True)
@@ -141,6 +158,7 @@ def _around_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, function, operation, weights, *args, **kwargs)
         for listener in _backwards:
             surfacing(attempt)(listener.faults, "backward", _announce, listener.began, function, operation, weights)
+        loss_graphs.forget()
         result = original(self, function, operation, weights, *args, **kwargs)
         for listener in _backwards:
             surfacing(attempt)(
@@ -188,6 +206,7 @@ def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         passed = next(iter((*args, *kwargs.values())), None)
         for listener in _backwards:
             surfacing(attempt)(listener.faults, "backward", _announce_root, listener.began, tensor, passed)
+        loss_graphs.forget()
         result = original(tensor, *args, **kwargs)
         for listener in _backwards:
             surfacing(attempt)(listener.faults, "backward", listener.ended)
@@ -219,22 +238,13 @@ def first_not_finite(root: Any, names: Mapping[int, str]) -> None:
     """Return None: nodes of MindSpore's graph do not show the values that they keep."""
 
 
-def uses(root: Any, names: Mapping[int, str]) -> Mapping[str, ParameterUse]:  # noqa: ARG001
-    """Return nothing: MindSpore's graph does not show which parameters its nodes read."""
-    return {}
-
-
 def unregistered(model: Any) -> Mapping[int, str]:  # noqa: ARG001
     """Return nothing: a cell has the cells of a list."""
     return {}
 
 
-def loss_graph(root: Any, names: Mapping[int, str]) -> None:
-    """Return None: MindSpore's graph does not show what its nodes keep."""
-
-
 def kept_losses(models: Sequence[Any], root: Any) -> Mapping[str, bool]:  # noqa: ARG001
-    """Return nothing: MindSpore's graph does not show of what a loss is made."""
+    """Return nothing: losses that cells keep are not looked for."""
     return {}
 
 
@@ -299,11 +309,6 @@ def origins(values: Sequence[Any]) -> list[int]:
 
 def on_epoch(began: Callable[[object, int], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
     """Listen to nothing: datasets draw another order in each epoch themselves."""
-    return lambda: None
-
-
-def on_habit(noted: Callable[[str, Any], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
-    """Listen to nothing: cells recompute with the same masks, and a schedule belongs to its optimizer."""
     return lambda: None
 
 
@@ -428,19 +433,20 @@ def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(parameter.dtype) for parameter in parameters)
 
 
-def resting(models: Iterable[Any]) -> tuple[str, ...]:  # noqa: ARG001
-    """Return nothing: parts are not looked at."""
-    return ()
+def resting(models: Iterable[Any]) -> tuple[str, ...]:
+    """Return the names of parts in evaluation mode, of models in training mode: see
+    :func:`probe.core.backend.resting.resting_parts`."""
+    return resting_parts(models, "_cells", _is_active, lambda part: any(part.trainable_params()))
 
 
-def oddities(models: Iterable[Any], optimizer: Any) -> Callable[[], Mapping[str, tuple[str, ...]]]:  # noqa: ARG001
-    """Return a function that returns nothing: cells are not looked at."""
-    return dict
+def _is_active(part: Any) -> bool:
+    """Return whether a part computes otherwise in training."""
+    return any(isinstance(cell, ACTIVE) for _, cell in part.cells_and_names())
 
 
-def normalises(optimizer: Any) -> bool:  # noqa: ARG001
-    """Return False: what depends on it is not seen."""
-    return False
+def normalises(optimizer: Any) -> bool:
+    """Return whether the size of an update does not depend on that of the gradients: those of Adam and its like."""
+    return not NORMALISING.isdisjoint(table.state_names(optimizer))
 
 
 def requires(parameters: Iterable[Any]) -> list[bool]:

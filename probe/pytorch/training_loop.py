@@ -29,6 +29,7 @@ from probe.core.backend.call_stack import callers
 from probe.core.backend.fused_reduce import FixedArrays
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
+from probe.core.backend.resting import resting_parts
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
 from probe.pytorch import loss_scale, tensors
 from probe.pytorch.dtensor import PLAIN, local
@@ -55,8 +56,6 @@ _CLIP = (clip_grad, "_clip_grads_with_norm_"), (utils, "clip_grads_with_norm_")
 
 CONTAINERS, REGISTERS = (list, tuple, dict), ("_parameters", "_modules", "_buffers")
 """Kinds of containers that register nothing, and the names of those in which a module registers what it has."""
-LEVELS = 2
-"""Levels of modules whose mode is looked at, below the first."""
 NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 """Options of optimizers whose updates do not depend on the size of the gradient."""
 NEAR = 8
@@ -623,24 +622,9 @@ _first_norms: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[_BatchNorm]
 
 
 def resting(models: Iterable[torch.nn.Module]) -> tuple[str, ...]:
-    """Return the names of parts in evaluation mode, to the third level of models in training mode, that have dropout
-    or batch statistics, are made of other modules, and are not frozen."""
-    names = list[str]()
-    for model in models:
-        waiting = [("", model, 0)] if model.training else []
-        while waiting:
-            prefix, module, level = waiting.pop()
-            for name, child in vars(module).get("_modules", {}).items():
-                if child is None or not vars(child).get("_modules"):
-                    continue
-                if child.training and level < LEVELS:
-                    waiting.append((f"{prefix}{name}.", child, level + 1))
-                elif not child.training and _is_active(child) and _is_trained(child):
-                    names.append(f"{prefix}{name}")
-    return tuple(names)
-
-
-_active: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+    """Return the names of parts in evaluation mode, of models in training mode: see
+    :func:`probe.core.backend.resting.resting_parts`."""
+    return resting_parts(models, "_modules", _is_active, _is_trained)
 
 
 def _is_trained(part: torch.nn.Module) -> bool:
@@ -651,9 +635,7 @@ def _is_trained(part: torch.nn.Module) -> bool:
 
 def _is_active(part: torch.nn.Module) -> bool:
     """Return whether a part computes otherwise in training."""
-    if part not in _active:
-        _active[part] = any(isinstance(module, _BatchNorm | _DropoutNd) for module in part.modules())
-    return _active[part]
+    return any(isinstance(module, _BatchNorm | _DropoutNd) for module in part.modules())
 
 
 def rates(optimizer: Any) -> tuple[float, ...]:
