@@ -29,7 +29,7 @@ def oddities(models: Iterable[Any], optimizer: Any) -> Callable[[], Mapping[str,
     ``decay`` and ``rounded away``."""
     named = [pair for model in models if isinstance(model, nn.Cell) for pair in model.cells_and_names()]
     norms = ((name, cell) for name, cell in named if isinstance(cell, _BatchNorm) and cell.training)
-    groups, kind = [*_groups(optimizer)], type(optimizer).__name__
+    groups, kind = [*options(optimizer)], type(optimizer).__name__
     found = {
         "norm momentum": tuple(name for name, norm in norms if MOMENTUM <= norm.momentum < 1),
         "rounded away": tuple(_lost(optimizer, groups)) if kind in ROUNDING else (),
@@ -38,7 +38,7 @@ def oddities(models: Iterable[Any], optimizer: Any) -> Callable[[], Mapping[str,
     return lambda: found
 
 
-def _groups(optimizer: Any) -> Iterator[dict[str, Any]]:
+def options(optimizer: Any) -> Iterator[dict[str, Any]]:
     """Yield the options of each group, or of each parameter where MindSpore keeps them so, under torch's names; those
     that the host does not know are left out."""
     own = getattr(optimizer, "param_groups", None)

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from mindspore import nn
 from mindspore.nn.layer.normalization import _BatchNorm
 
+from probe.core.backend.module_trees import ModuleTree
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
-from probe.core.backend.resting import resting_parts
 from probe.core.door import FaultCounter, attempt, replace
 from probe.mindspore import autograd, compiled_steps, gradients, loss_graphs, loss_scale, tensors
 from probe.mindspore.cell_hooks import surfacing
@@ -43,6 +43,7 @@ ACTIVE = (_BatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Cells that compute otherwise in training."""
 NORMALISING = frozenset({"exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum"})
 """State of optimizers whose updates do not depend on the size of the gradient."""
+_TREE = ModuleTree(nn.Cell, "_params", "_cells", ("_params_list", "_buffers"))
 MARKED = 1024
 """Elements of a gradient that show whether it was written: its version does not show every write (MindSpore 2.10)."""
 
@@ -238,9 +239,12 @@ def first_not_finite(root: Any, names: Mapping[int, str]) -> None:
     """Return None: nodes of MindSpore's graph do not show the values that they keep."""
 
 
-def unregistered(model: Any) -> Mapping[int, str]:  # noqa: ARG001
-    """Return nothing: a cell has the cells of a list."""
-    return {}
+def unregistered(model: Any) -> dict[int, str]:
+    """Return the trainable parameters of cells that nested containers of a cell hold, by identity, with their names: a
+    plain list of cells is registered."""
+    found = _TREE.unregistered(model, lambda thing: isinstance(thing, mindspore.Parameter) and thing.requires_grad)
+    loss_graphs.PARAMETERS.update({identity: thing for identity, (_, thing) in found.items()})
+    return {identity: name for identity, (name, _) in found.items()}
 
 
 def kept_losses(models: Sequence[Any], root: Any) -> Mapping[str, bool]:  # noqa: ARG001
@@ -434,9 +438,9 @@ def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
 
 
 def resting(models: Iterable[Any]) -> tuple[str, ...]:
-    """Return the names of parts in evaluation mode, of models in training mode: see
-    :func:`probe.core.backend.resting.resting_parts`."""
-    return resting_parts(models, "_cells", _is_active, lambda part: any(part.trainable_params()))
+    """Return the names of parts in evaluation mode: see :meth:`probe.core.backend.module_trees.ModuleTree.resting`."""
+    cells = (model for model in models if isinstance(model, nn.Cell))
+    return _TREE.resting(cells, _is_active, lambda part: any(part.trainable_params()))
 
 
 def _is_active(part: Any) -> bool:
@@ -469,18 +473,7 @@ def counted(optimizer: Any, parameters: Sequence[Any]) -> int | None:  # noqa: A
 
 def ties(model: Any) -> tuple[tuple[str, ...], ...]:
     """Return the names that stand for one parameter of a cell, for each parameter with several."""
-    names: dict[int, list[str]] = {}
-    seen, waiting = set[int](), [("", model)]
-    while waiting:
-        prefix, cell = waiting.pop(0)
-        if id(cell) in seen:
-            continue
-        seen.add(id(cell))
-        for name, parameter in getattr(cell, "_params", {}).items():
-            if parameter is not None:
-                names.setdefault(id(parameter), []).append(f"{prefix}{name}")
-        waiting += [(f"{prefix}{name}.", child) for name, child in getattr(cell, "_cells", {}).items() if child]
-    return tuple(sorted(tuple(sorted(several)) for several in names.values() if len(several) > 1))
+    return _TREE.ties(model)
 
 
 def part_ways(models: Iterable[Any]) -> bool:  # noqa: ARG001
