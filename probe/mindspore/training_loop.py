@@ -440,7 +440,7 @@ def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
 def resting(models: Iterable[Any]) -> tuple[str, ...]:
     """Return the names of parts in evaluation mode: see :meth:`probe.core.backend.module_trees.ModuleTree.resting`."""
     cells = (model for model in models if isinstance(model, nn.Cell))
-    return _TREE.resting(cells, _is_active, lambda part: any(part.trainable_params()))
+    return _TREE.resting(cells, _is_active, lambda part: bool(part.trainable_params()))
 
 
 def _is_active(part: Any) -> bool:
