@@ -15,6 +15,8 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
+from probe.core.backend.pytree import leaves
+from probe.core.checks.beginning import Beginning
 from probe.core.checks.loss_calls import Form, LossCall, LossGraph, Regrouped, exchanges
 from probe.core.checks.parameter_use import ParameterUse
 from probe.mindspore import autograd, tensors
@@ -77,9 +79,7 @@ class _Call(NamedTuple):
     result: int
     shape: tuple[int, ...]
     values: Callable[[], Any]
-    """Reference to the labels."""
-    kept: Any
-    """Labels that the program has made for the call alone, in host memory."""
+    """Function that returns the labels: many only as long as something else keeps them."""
 
 
 _calls: deque[_Call] = deque(maxlen=MOST_LOSSES)
@@ -94,11 +94,11 @@ def called(cell: Any, arguments: tuple[Any, ...], result: Any) -> None:
     scores, labels = arguments[:2]
     if not all(map(tensors.is_tensor, given := (scores, labels, result))):
         return
-    kept = labels if labels.size <= MOST_LABELS else None
+    values = (lambda: labels) if labels.size <= MOST_LABELS else ref(labels)
     ends = (-1 if (node := value._grad_node) is None or node.is_leaf() else _identity(value) for value in given)
     ignored = getattr(cell, "ignore_index", None)
     reduction = str(getattr(cell, "reduction", ""))
-    _calls.append(_Call(function, reduction, ignored, *ends, tuple(scores.shape), ref(labels), kept))
+    _calls.append(_Call(function, reduction, ignored, *ends, tuple(scores.shape), values))
 
 
 def _identity(tensor: Any) -> int:
@@ -108,6 +108,18 @@ def _identity(tensor: Any) -> int:
 def forget() -> None:
     """Forget the calls of losses whose backward has run."""
     _calls.clear()
+
+
+def spoilt_input(given: object) -> Beginning | None:
+    """Return labels of a loss that are not finite as the beginning of such numbers, else tensors in ``given``; None if
+    all are finite, or are not in host memory."""
+    labels = ((call.function, call.values()) for call in _calls)
+    for name, value in (*labels, *(("", value) for value in leaves(given))):
+        if tensors.is_tensor(value) and tensors.on_host(value):
+            numbers = tensors.numbers(value)
+            if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+                return Beginning("input", name, "", "", "nan" if np.isnan(numbers).any() else "inf")
+    return None
 
 
 class _Node(NamedTuple):
@@ -200,7 +212,7 @@ def _form(nodes: Mapping[int, _Node], identity: int) -> Form:
 
 def _of_cell(nodes: Mapping[int, _Node], call: _Call) -> LossCall:
     """Return a loss that a cell has computed, with what is known of its labels."""
-    labels = call.kept if call.kept is not None else call.values()
+    labels = call.values()
     is_on_host = labels is not None and tensors.on_host(labels)
     numbers = tensors.numbers(labels).reshape(-1) if is_on_host else np.zeros(0)
     is_class = numbers.dtype.kind in "iu" and call.function in ("cross_entropy", "nll_loss")

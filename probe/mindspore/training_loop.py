@@ -22,6 +22,7 @@ from mindspore.nn.layer.normalization import _BatchNorm
 from probe.core.backend.module_trees import ModuleTree
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
+from probe.core.checks.beginning import Beginning
 from probe.core.door import FaultCounter, attempt, replace
 from probe.mindspore import autograd, compiled_steps, gradients, loss_graphs, loss_scale, tensors
 from probe.mindspore.cell_hooks import surfacing
@@ -96,6 +97,8 @@ def _nothing() -> None:
 _forward = _Forward()
 _scale: Any = None
 """Factor on the loss of the backward that begins, if the function that is differentiated multiplies by one."""
+_given: tuple[Any, ...] = ()
+"""Arguments of the function that is differentiated in the backward that begins."""
 _measured: Sequence[Any] | None = None
 """Gradients whose total norm is about to be computed."""
 _objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -158,7 +161,9 @@ def _around_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         if autograd.backward_id() != -1:
             return original(self, function, operation, weights, *args, **kwargs)
         for listener in _backwards:
-            surfacing(attempt)(listener.faults, "backward", _announce, listener.began, function, operation, weights)
+            surfacing(attempt)(
+                listener.faults, "backward", _announce, listener.began, function, operation, weights, args
+            )
         loss_graphs.forget()
         result = original(self, function, operation, weights, *args, **kwargs)
         for listener in _backwards:
@@ -170,14 +175,15 @@ def _around_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     return grad
 
 
-def _announce(began: Began, function: Any, operation: Any, weights: Any) -> None:
-    global _scale  # noqa: PLW0603 - a fact of the process, for the time of the call
+def _announce(began: Began, function: Any, operation: Any, weights: Any, given: tuple[Any, ...]) -> None:
+    global _scale, _given  # noqa: PLW0603 - facts of the process, for the time of the call
+    _given = given
     root = _forward.root(function, bool(getattr(operation, "has_aux", False)))
     _scale = None if root is None else loss_scale.scale_within(function)
     try:
         began(root, {id(weight) for weight in _asked(function, operation, weights)})
     finally:
-        _scale = None
+        _scale, _given = None, ()
 
 
 def _asked(function: Any, operation: Any, weights: Any) -> Sequence[Any]:
@@ -235,8 +241,10 @@ def scale_of(root: Any) -> Any:  # noqa: ARG001
     return _scale
 
 
-def first_not_finite(root: Any, names: Mapping[int, str]) -> None:
-    """Return None: nodes of MindSpore's graph do not show the values that they keep."""
+def first_not_finite(root: Any, names: Mapping[int, str]) -> Beginning | None:  # noqa: ARG001
+    """Return an input of the function that is differentiated, or labels, where the numbers that are not finite begin;
+    None if these are finite: nodes of MindSpore's graph do not show the values that they keep."""
+    return loss_graphs.spoilt_input(_given)
 
 
 def unregistered(model: Any) -> dict[int, str]:
@@ -375,9 +383,13 @@ def _address(value: Any) -> int:
 
 
 def versions(values: Iterable[Any]) -> list[int]:
-    """Return a number for each gradient that writing it changes; -1 for None, and for parameters, whose versions do not
-    show it (MindSpore 2.10)."""
-    return [-1 if value is None or isinstance(value, mindspore.Parameter) else _version(value) for value in values]
+    """Return a number for each tensor that writing it changes; -1 for None, and for parameters that no watched model
+    has, to which programs add up gradients."""
+    return [-1 if value is None or _is_sum(value) else _version(value) for value in values]
+
+
+def _is_sum(value: Any) -> bool:
+    return isinstance(value, mindspore.Parameter) and id(value) not in loss_graphs.PARAMETERS
 
 
 def _version(value: Any) -> int:
