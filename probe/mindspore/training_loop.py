@@ -168,7 +168,7 @@ def _around_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(self, function, operation, weights, *args, **kwargs)
         for listener in _backwards:
             surfacing(attempt)(
-                listener.faults, "backward", _conclude, listener.ended, function, operation, weights, result
+                listener.faults, "backward", _conclude, listener.ended, function, operation, weights, args, result
             )
         return result
 
@@ -180,10 +180,22 @@ def _announce(began: Began, function: Any, operation: Any, weights: Any, given: 
     _given = given
     root = _forward.root(function, bool(getattr(operation, "has_aux", False)))
     _scale = None if root is None else loss_scale.scale_within(function)
+    if _passed(operation, given) != 1.0:  # the gradients have this factor, and the loss has not
+        _scale = mindspore.Tensor(1.0, mindspore.float32)
     try:
         began(root, {id(weight) for weight in _asked(function, operation, weights)})
     finally:
         _scale, _given = None, ()
+
+
+def _passed(operation: Any, given: Sequence[Any]) -> float:
+    """Return the gradient of the loss itself: 1 if none is passed in, NaN if it is not one number that the host
+    knows."""
+    if not getattr(operation, "sens_param", False):
+        return 1.0
+    passed = given[-1] if given else None
+    number = tensors.number(passed) if tensors.is_tensor(passed) and passed.size == 1 else None
+    return math.nan if number is None else number
 
 
 def _asked(function: Any, operation: Any, weights: Any) -> Sequence[Any]:
@@ -194,10 +206,10 @@ def _asked(function: Any, operation: Any, weights: Any) -> Sequence[Any]:
     return [weights] if isinstance(weights, mindspore.Tensor) else [*weights]
 
 
-def _conclude(ended: Callable[[], None], function: Any, operation: Any, weights: Any, result: Any) -> None:
-    asked = _asked(function, operation, weights)
-    if getattr(operation, "sens_param", False):  # passed in: a factor of the gradients, mostly that of a scaler
-        asked = ()
+def _conclude(
+    ended: Callable[[], None], function: Any, operation: Any, weights: Any, given: Sequence[Any], result: Any
+) -> None:
+    asked = _asked(function, operation, weights) if not math.isnan(_passed(operation, given)) else ()
     if getattr(operation, "get_all", False) or getattr(operation, "get_by_position", False):
         result = result[-1] if asked and isinstance(result, tuple | list) and len(result) == 2 else ()
     values = [result] if isinstance(result, mindspore.Tensor) else [*(result or ())]

@@ -104,15 +104,19 @@ def scaled(attach: Attach) -> Any:
     return net
 
 
-def cell(attach: Attach) -> Any:
+def cell(attach: Attach, divides: bool = True) -> Any:
     """The wrapper of MindSpore's own, whose factor the optimizer divides out."""
     net = made()
-    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=8.0)
+    optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9, loss_scale=8.0 if divides else 1.0)
     attach(net, optimizer)
     step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, sens=8.0).set_train()
     for x, y in batches():
         step(x, y)
     return net
+
+
+def cell_that_stays_scaled(attach: Attach) -> Any:
+    return cell(attach, divides=False)
 
 
 def model(attach: Attach) -> Any:
@@ -337,6 +341,7 @@ FAULTY: dict[Callable[[Attach], Any], dict[str, int]] = {
     evaluating: {"root-not-trained": 12},
     graph_mode_with_nan: {"loss-not-finite": 12},
     twice: {"update-without-backward": 1},
+    cell_that_stays_scaled: {"scaled-update": 0},
     bad_classes: {"softmax-twice": 0, "one-class-batches": 0, "norm-momentum": 2, "decay-too-large": 2},
     first_batch: {"first-batch-only": 0, "broadcast-loss": 0, "axes-exchanged": 0, "root-not-trained": 12},
     unfrozen: {"unfrozen-not-held": 13, "rounded-away": 2},

@@ -411,8 +411,11 @@ class Sentinel:
         Args:
             scale: factor that the optimizer takes away itself.
         """
+        if not self._loop.keeps(memory.parameters):  # a scaler returns other gradients than it gets
+            some = self._loop.held(memory.some)
+            return scale is None and 0 < len(some) == len(memory.reached) and all(memory.reached.same(some))
         factor = self._watch.run.framework.hooks.held_scale(optimizer)
-        if scale is not None or factor is None or not self._loop.keeps(memory.parameters):
+        if scale is not None or factor is None:
             return False
         return self._watch.run.framework.tensors.number(factor) != 1.0
 
