@@ -95,10 +95,9 @@ def called(cell: Any, arguments: tuple[Any, ...], result: Any) -> None:
     if not all(map(tensors.is_tensor, given := (scores, labels, result))):
         return
     values = (lambda: labels) if labels.size <= MOST_LABELS else ref(labels)
-    ends = (-1 if (node := value._grad_node) is None or node.is_leaf() else _identity(value) for value in given)
-    ignored = getattr(cell, "ignore_index", None)
-    reduction = str(getattr(cell, "reduction", ""))
-    _calls.append(_Call(function, reduction, ignored, *ends, tuple(scores.shape), values))
+    makers = [-1 if (node := value._grad_node) is None or node.is_leaf() else _identity(value) for value in given]
+    reduction, ignored = str(getattr(cell, "reduction", "")), getattr(cell, "ignore_index", None)
+    _calls.append(_Call(function, reduction, ignored, makers[0], makers[1], makers[2], tuple(scores.shape), values))
 
 
 def _identity(tensor: Any) -> int:

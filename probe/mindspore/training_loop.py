@@ -193,7 +193,7 @@ def _passed(operation: Any, given: Sequence[Any]) -> float:
     knows."""
     if not getattr(operation, "sens_param", False):
         return 1.0
-    passed = given[-1] if given else None
+    passed: Any = given[-1] if given else None
     number = tensors.number(passed) if tensors.is_tensor(passed) and passed.size == 1 else None
     return math.nan if number is None else number
 

@@ -47,7 +47,7 @@ def _decay(kind: str, group: Mapping[str, Any]) -> float:
     is_added = "betas" in group and "adamw" not in kind.lower()
     if is_added or not all(isinstance(number, float | int) for number in (decay, momentum)):
         return 0.0
-    return max(rates, default=0.0) * decay / (1 - momentum if 0 < momentum < 1 else 1)
+    return float(max(rates, default=0.0) * decay / (1 - momentum if 0 < momentum < 1 else 1))
 
 
 class Oddity(FactCheck):
