@@ -83,7 +83,7 @@ class _Call(NamedTuple):
 
 
 _calls: deque[_Call] = deque(maxlen=MOST_LOSSES)
-"""Calls since the last backward."""
+"""Losses that were computed since the last backward."""
 
 
 def called(cell: Any, arguments: tuple[Any, ...], result: Any) -> None:

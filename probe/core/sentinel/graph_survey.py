@@ -17,7 +17,7 @@ KEPT = 100
 SHARE = 0.002
 """Part of the time that the walks may take."""
 MOST_AGAIN = 8
-"""How often the next losses are surveyed because other parameters require a gradient."""
+"""Number of times that the next losses are surveyed because other parameters require a gradient."""
 
 
 class GraphSurvey:
