@@ -156,6 +156,8 @@ def uses(root: Any, names: Mapping[int, str]) -> dict[str, ParameterUse]:
     """Return the operation that used each parameter last, in the graph of a loss whose backward has not begun: see
     :meth:`probe.core.backend.protocols.TrainingLoop.uses`."""
     nodes, by_name = _nodes(root), dict[str, ParameterUse]()
+    if not nodes:
+        return by_name
     known = {_identity(thing): (names[key], thing.ndim) for key in names if (thing := PARAMETERS.get(key)) is not None}
     known.pop(-1, None)  # of those that no operation has read yet
     for node in nodes.values():
