@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from probe.core.monitor.trainer_mon import Monitor, narrow
+from probe.launch.model_search import Finder
 
 ENOUGH = 10
 """Steps of others after which an optimizer without a step is dropped."""
@@ -62,16 +63,15 @@ class FoundRun:
         mine = {id(model) for model in self.models.values()}
         return any(id(model) in mine for model in models)
 
-    def goes_on_with(self, optimizer: Any, owned: Callable[[Any], Iterable[Any]]) -> bool:
+    def goes_on_with(self, optimizer: Any, finder: Finder) -> bool:
         """Return whether ``optimizer`` is one of its own that the program has made anew, which the monitor follows: of
         the same class and parameters, and with the same settings, unless that one has made an update or two alone."""
-        parameters = [*map(id, owned(optimizer))]
+        parameters = [*map(id, finder.owned(optimizer))]
         for position, reference in enumerate(self._optimizers):
             if (former := reference()) is None or type(former) is not type(optimizer):
                 continue
-            if [*map(id, owned(former))] == parameters:
-                settings = getattr(optimizer, "defaults", None)
-                is_same = settings is not None and repr(settings) == repr(former.defaults)
+            if [*map(id, finder.owned(former))] == parameters:
+                is_same = finder.settings(optimizer) == finder.settings(former) != ""
                 if not is_same and self.monitor.step - self._since > BRIEF:
                     return False
                 self._optimizers[position], self._since = weakref.ref(optimizer), self.monitor.step

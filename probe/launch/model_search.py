@@ -52,6 +52,9 @@ class Finder(Protocol):
     def made_steps(self, optimizer: Any) -> int:
         """Return the number of updates that an optimizer has made, in an earlier run too; 0 if it keeps none."""
 
+    def settings(self, optimizer: Any) -> str:
+        """Return the settings with which an optimizer was made; empty if they are not known."""
+
     def have_gradients(self, parameters: Iterable[Any]) -> bool:
         """Return whether any of ``parameters`` has a gradient now; false if a framework does not keep them there."""
 

@@ -208,7 +208,7 @@ class ScriptWatch:
         """Return the optimizers that wait, but for those that a monitor takes for another of its own: the program has
         made that one anew."""
         for owner in self._waiting():
-            if any(run.monitor.monitoring and run.goes_on_with(owner, self._finder.owned) for run in self._runs):
+            if any(run.monitor.monitoring and run.goes_on_with(owner, self._finder) for run in self._runs):
                 self._new = [reference for reference in self._new if reference() is not owner]
         return self._waiting()
 

@@ -13,6 +13,7 @@ from probe.core.door import Remove, replace
 from probe.launch.watch import ScriptWatch
 from probe.mindspore import hooks
 from probe.mindspore.adapter import TrainerMon
+from probe.mindspore.oddities import options
 
 
 class CellFinder:
@@ -66,6 +67,12 @@ class CellFinder:
     def made_steps(self, optimizer: Any) -> int:
         step = getattr(optimizer, "global_step", None)
         return int(step.asnumpy().reshape(-1)[0]) if step is not None else 0
+
+    def settings(self, optimizer: Any) -> str:
+        groups = [*options(optimizer)]
+        if getattr(optimizer, "dynamic_lr", False):  # the rate is that of a step
+            groups = [{name: value for name, value in group.items() if name != "lr"} for group in groups]
+        return repr(groups)
 
 
 def _children(model: Any) -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from probe.mindspore import autograd, cell_hooks, compiled_steps, tensors
 from probe.mindspore.autograd import backward_id, differentiates, feeds  # noqa: F401 - like others, of the protocol
 from probe.mindspore.gradients import gradients_of, holds, on_gradient  # noqa: F401
 from probe.mindspore.input_gradients import on_input_gradients, watch_inputs  # noqa: F401
+from probe.mindspore.loss_graphs import PARAMETERS
 from probe.mindspore.loss_scale import found_inf, held_scale, loss_scale  # noqa: F401
 from probe.mindspore.optimizers import table
 from probe.mindspore.optimizers.table import adam, learning_rate, owned, state, state_names  # noqa: F401
@@ -141,7 +142,9 @@ def runs(module: Any) -> bool:
 
 def parameters(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield every parameter once, by the path of attributes that leads to it."""
-    yield from model.named_parameters() if adapted(model) else model.parameters_and_names()
+    for name, parameter in model.named_parameters() if adapted(model) else model.parameters_and_names():
+        PARAMETERS[id(parameter)] = parameter
+        yield name, parameter
 
 
 def value(optimizer: Any, parameter: Any) -> Any:  # noqa: ARG001

@@ -16,6 +16,8 @@ from weakref import WeakSet
 
 from mindspore import Tensor, amp, dtype, nn
 
+from probe.mindspore.tensors import number
+
 _listened: WeakSet[Any] = WeakSet()
 """Optimizers that have listeners."""
 
@@ -56,12 +58,12 @@ DEPTH = 2
 
 def scale_within(function: Any) -> Tensor | None:
     """Return the factor by which a function that is differentiated multiplies its loss: that of the only ``LossScaler``
-    whose ``scale`` it names, or a function that it refers to. None if there is none, or are several."""
+    whose ``scale`` it names, or a function that it refers to. None if it is 1, or there is none, or are several."""
     scalers = {id(scaler): scaler for scaler in _scalers(function, DEPTH)}
     if len(scalers) != 1:
         return None
     factor = getattr(next(iter(scalers.values())), "scale_value", None)
-    return factor if isinstance(factor, Tensor) else None
+    return factor if isinstance(factor, Tensor) and number(factor) != 1.0 else None
 
 
 def _scalers(function: Any, depth: int) -> Iterator[amp.LossScaler]:

@@ -17,13 +17,18 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 from mindspore import nn
+from mindspore.nn.layer.normalization import _BatchNorm
 
+from probe.core.backend.module_trees import ModuleTree
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
-from probe.core.checks.parameter_use import ParameterUse
+from probe.core.checks.beginning import Beginning
 from probe.core.door import FaultCounter, attempt, replace
-from probe.mindspore import autograd, compiled_steps, gradients, loss_scale, tensors
+from probe.mindspore import autograd, compiled_steps, gradients, loss_graphs, loss_scale, tensors
 from probe.mindspore.cell_hooks import surfacing
+from probe.mindspore.data_sets import on_habit  # noqa: F401 - a function of the protocol
+from probe.mindspore.loss_graphs import loss_graph, uses  # noqa: F401 - functions of the protocol
+from probe.mindspore.oddities import oddities  # noqa: F401
 from probe.mindspore.optimizers import table
 from probe.mindspore.optimizers.rates import groups, rates  # noqa: F401 - functions of the protocol
 from probe.mindspore.private_api import executor
@@ -35,6 +40,11 @@ except ImportError:  # before 2.5
 
 Began = Callable[["mindspore.Tensor | None", Collection[int]], None]
 Clipped = Callable[[float, Callable[[float], float]], None]
+ACTIVE = (_BatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""Cells that compute otherwise in training."""
+NORMALISING = frozenset({"exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum"})
+"""State of optimizers whose updates do not depend on the size of the gradient."""
+_TREE = ModuleTree(nn.Cell, "_params", "_cells", ("_params_list", "_buffers"))
 MARKED = 1024
 """Elements of a gradient that show whether it was written: its version does not show every write (MindSpore 2.10)."""
 
@@ -87,6 +97,8 @@ def _nothing() -> None:
 _forward = _Forward()
 _scale: Any = None
 """Factor on the loss of the backward that begins, if the function that is differentiated multiplies by one."""
+_given: tuple[Any, ...] = ()
+"""Arguments of the function that is differentiated in the backward that begins."""
 _measured: Sequence[Any] | None = None
 """Gradients whose total norm is about to be computed."""
 _objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -109,6 +121,15 @@ def _listen_to_executor() -> Iterator[Undo]:
             yield replace(kind, name, functools.wraps(original)(around(original)))
     if callable(original := getattr(mindspore.Tensor, "backward", None)):  # of a package that imitates torch
         yield replace(mindspore.Tensor, "backward", functools.wraps(original)(_around_backward(original)))
+    yield replace(nn.LossBase, "__call__", _compute_loss)
+
+
+def _compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = super(nn.LossBase, self).__call__(*args, **kwargs)  # others replace that, too
+    for listener in _backwards:
+        surfacing(attempt)(listener.faults, "loss", loss_graphs.called, self, args, result)
+        break
+    return result
 
 
 _backwards: Shared[_Backwards] = Shared(_listen_to_executor, weak=True)
@@ -140,25 +161,41 @@ def _around_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         if autograd.backward_id() != -1:
             return original(self, function, operation, weights, *args, **kwargs)
         for listener in _backwards:
-            surfacing(attempt)(listener.faults, "backward", _announce, listener.began, function, operation, weights)
+            surfacing(attempt)(
+                listener.faults, "backward", _announce, listener.began, function, operation, weights, args
+            )
+        loss_graphs.forget()
         result = original(self, function, operation, weights, *args, **kwargs)
         for listener in _backwards:
             surfacing(attempt)(
-                listener.faults, "backward", _conclude, listener.ended, function, operation, weights, result
+                listener.faults, "backward", _conclude, listener.ended, function, operation, weights, args, result
             )
         return result
 
     return grad
 
 
-def _announce(began: Began, function: Any, operation: Any, weights: Any) -> None:
-    global _scale  # noqa: PLW0603 - a fact of the process, for the time of the call
+def _announce(began: Began, function: Any, operation: Any, weights: Any, given: tuple[Any, ...]) -> None:
+    global _scale, _given  # noqa: PLW0603 - facts of the process, for the time of the call
+    _given = given
     root = _forward.root(function, bool(getattr(operation, "has_aux", False)))
     _scale = None if root is None else loss_scale.scale_within(function)
+    if _passed(operation, given) != 1.0:  # the gradients have this factor, and the loss has not
+        _scale = mindspore.Tensor(1.0, mindspore.float32)
     try:
         began(root, {id(weight) for weight in _asked(function, operation, weights)})
     finally:
-        _scale = None
+        _scale, _given = None, ()
+
+
+def _passed(operation: Any, given: Sequence[Any]) -> float:
+    """Return the gradient of the loss itself: 1 if none is passed in, NaN if it is not one number that the host
+    knows."""
+    if not getattr(operation, "sens_param", False):
+        return 1.0
+    passed: Any = given[-1] if given else None
+    number = tensors.number(passed) if tensors.is_tensor(passed) and passed.size == 1 else None
+    return math.nan if number is None else number
 
 
 def _asked(function: Any, operation: Any, weights: Any) -> Sequence[Any]:
@@ -169,10 +206,10 @@ def _asked(function: Any, operation: Any, weights: Any) -> Sequence[Any]:
     return [weights] if isinstance(weights, mindspore.Tensor) else [*weights]
 
 
-def _conclude(ended: Callable[[], None], function: Any, operation: Any, weights: Any, result: Any) -> None:
-    asked = _asked(function, operation, weights)
-    if getattr(operation, "sens_param", False):  # passed in: a factor of the gradients, mostly that of a scaler
-        asked = ()
+def _conclude(
+    ended: Callable[[], None], function: Any, operation: Any, weights: Any, given: Sequence[Any], result: Any
+) -> None:
+    asked = _asked(function, operation, weights) if not math.isnan(_passed(operation, given)) else ()
     if getattr(operation, "get_all", False) or getattr(operation, "get_by_position", False):
         result = result[-1] if asked and isinstance(result, tuple | list) and len(result) == 2 else ()
     values = [result] if isinstance(result, mindspore.Tensor) else [*(result or ())]
@@ -188,6 +225,7 @@ def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         passed = next(iter((*args, *kwargs.values())), None)
         for listener in _backwards:
             surfacing(attempt)(listener.faults, "backward", _announce_root, listener.began, tensor, passed)
+        loss_graphs.forget()
         result = original(tensor, *args, **kwargs)
         for listener in _backwards:
             surfacing(attempt)(listener.faults, "backward", listener.ended)
@@ -215,26 +253,22 @@ def scale_of(root: Any) -> Any:  # noqa: ARG001
     return _scale
 
 
-def first_not_finite(root: Any, names: Mapping[int, str]) -> None:
-    """Return None: nodes of MindSpore's graph do not show the values that they keep."""
+def first_not_finite(root: Any, names: Mapping[int, str]) -> Beginning | None:  # noqa: ARG001
+    """Return an input of the function that is differentiated, or labels, where the numbers that are not finite begin;
+    None if these are finite: nodes of MindSpore's graph do not show the values that they keep."""
+    return loss_graphs.spoilt_input(_given)
 
 
-def uses(root: Any, names: Mapping[int, str]) -> Mapping[str, ParameterUse]:  # noqa: ARG001
-    """Return nothing: MindSpore's graph does not show which parameters its nodes read."""
-    return {}
-
-
-def unregistered(model: Any) -> Mapping[int, str]:  # noqa: ARG001
-    """Return nothing: a cell has the cells of a list."""
-    return {}
-
-
-def loss_graph(root: Any, names: Mapping[int, str]) -> None:
-    """Return None: MindSpore's graph does not show what its nodes keep."""
+def unregistered(model: Any) -> dict[int, str]:
+    """Return the trainable parameters of cells that nested containers of a cell hold, by identity, with their names: a
+    plain list of cells is registered."""
+    found = _TREE.unregistered(model, lambda thing: isinstance(thing, mindspore.Parameter) and thing.requires_grad)
+    loss_graphs.PARAMETERS.update({identity: thing for identity, (_, thing) in found.items()})
+    return {identity: name for identity, (name, _) in found.items()}
 
 
 def kept_losses(models: Sequence[Any], root: Any) -> Mapping[str, bool]:  # noqa: ARG001
-    """Return nothing: MindSpore's graph does not show of what a loss is made."""
+    """Return nothing: losses that cells keep are not looked for."""
     return {}
 
 
@@ -302,11 +336,6 @@ def on_epoch(began: Callable[[object, int], None], faults: FaultCounter) -> Remo
     return lambda: None
 
 
-def on_habit(noted: Callable[[str, Any], None], faults: FaultCounter) -> Remove:  # noqa: ARG001
-    """Listen to nothing: cells recompute with the same masks, and a schedule belongs to its optimizer."""
-    return lambda: None
-
-
 def advanced(optimizer: Any) -> None:
     """Return None: a schedule is counted with the optimizer."""
 
@@ -366,9 +395,13 @@ def _address(value: Any) -> int:
 
 
 def versions(values: Iterable[Any]) -> list[int]:
-    """Return a number for each gradient that writing it changes; -1 for None, and for parameters, whose versions do not
-    show it (MindSpore 2.10)."""
-    return [-1 if value is None or isinstance(value, mindspore.Parameter) else _version(value) for value in values]
+    """Return a number for each tensor that writing it changes; -1 for None, and for parameters that no watched model
+    has, to which programs add up gradients."""
+    return [-1 if value is None or _is_sum(value) else _version(value) for value in values]
+
+
+def _is_sum(value: Any) -> bool:
+    return isinstance(value, mindspore.Parameter) and id(value) not in loss_graphs.PARAMETERS
 
 
 def _version(value: Any) -> int:
@@ -428,19 +461,20 @@ def dtypes(parameters: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(parameter.dtype) for parameter in parameters)
 
 
-def resting(models: Iterable[Any]) -> tuple[str, ...]:  # noqa: ARG001
-    """Return nothing: parts are not looked at."""
-    return ()
+def resting(models: Iterable[Any]) -> tuple[str, ...]:
+    """Return the names of parts in evaluation mode: see :meth:`probe.core.backend.module_trees.ModuleTree.resting`."""
+    cells = (model for model in models if isinstance(model, nn.Cell))
+    return _TREE.resting(cells, _is_active, lambda part: bool(part.trainable_params()))
 
 
-def oddities(models: Iterable[Any], optimizer: Any) -> Callable[[], Mapping[str, tuple[str, ...]]]:  # noqa: ARG001
-    """Return a function that returns nothing: cells are not looked at."""
-    return dict
+def _is_active(part: Any) -> bool:
+    """Return whether a part computes otherwise in training."""
+    return any(isinstance(cell, ACTIVE) for _, cell in part.cells_and_names())
 
 
-def normalises(optimizer: Any) -> bool:  # noqa: ARG001
-    """Return False: what depends on it is not seen."""
-    return False
+def normalises(optimizer: Any) -> bool:
+    """Return whether the size of an update does not depend on that of the gradients: those of Adam and its like."""
+    return not NORMALISING.isdisjoint(table.state_names(optimizer))
 
 
 def requires(parameters: Iterable[Any]) -> list[bool]:
@@ -463,18 +497,7 @@ def counted(optimizer: Any, parameters: Sequence[Any]) -> int | None:  # noqa: A
 
 def ties(model: Any) -> tuple[tuple[str, ...], ...]:
     """Return the names that stand for one parameter of a cell, for each parameter with several."""
-    names: dict[int, list[str]] = {}
-    seen, waiting = set[int](), [("", model)]
-    while waiting:
-        prefix, cell = waiting.pop(0)
-        if id(cell) in seen:
-            continue
-        seen.add(id(cell))
-        for name, parameter in getattr(cell, "_params", {}).items():
-            if parameter is not None:
-                names.setdefault(id(parameter), []).append(f"{prefix}{name}")
-        waiting += [(f"{prefix}{name}.", child) for name, child in getattr(cell, "_cells", {}).items() if child]
-    return tuple(sorted(tuple(sorted(several)) for several in names.values() if len(several) > 1))
+    return _TREE.ties(model)
 
 
 def part_ways(models: Iterable[Any]) -> bool:  # noqa: ARG001

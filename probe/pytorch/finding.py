@@ -86,6 +86,9 @@ class TorchFinder:
     def made_steps(self, optimizer: Any) -> int:
         return made_steps(optimizer)
 
+    def settings(self, optimizer: Any) -> str:
+        return repr(getattr(optimizer, "defaults", ""))
+
 
 _compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
 """Function of torch that returns what compiles the frames of this thread."""

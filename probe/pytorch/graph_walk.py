@@ -6,8 +6,8 @@ user's runs, nothing that has hooks is unpacked (:mod:`probe.pytorch.saved_tenso
 Of activation checkpointing whole segments stay unknown, and of a compiled graph all but what it keeps; then only the
 modules around are known.
 
-MindSpore has no counterpart, as no graph of it is visible in Python, neither of PyNative nor a compiled one. In its
-place stand the flags of hooks that are on anyway, and otherwise the next step, of which more is collected.
+MindSpore has no counterpart, as nodes of its graph do not show the numbers that they keep. There inputs and labels are
+looked at, and the flags of hooks that are on anyway, and otherwise the next step, of which more is collected.
 """
 
 from __future__ import annotations

@@ -11,26 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from probe.core.checks.oddities import LOST, MOMENTUM, settings_of
 from probe.pytorch import tensors
 from probe.pytorch.dtensor import PLAIN
 from probe.pytorch.modes import unseen
 from probe.pytorch.reached import reached
 
 Oddities = Mapping[str, tuple[str, ...]]
-MOMENTUM = 0.9
-"""Part that the latest batch has in running statistics from which on they are those of this batch."""
-BETA = 0.95
-"""First decay of Adam from which on it may be the second."""
-DECAY = 0.02
-"""Part of the weights that weight decay takes in each update from which on it leaves none."""
 REFERENCES = 3
 """Parameters of which copies are looked for."""
 MOST_COPIES, MOST_ROUNDED, MOST_ELEMENTS = 32, 8, 1 << 16
 """Copies of each, weights of half precision, and elements of one, that are looked at."""
 ROUNDING = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW})
 """Optimizers whose updates round weights to the nearest number."""
-LOST = 0.9
-"""Part of the numbers with a gradient whose updates are rounded away from which on a parameter hardly moves."""
 WRITES = 5
 """Number of writes between two looks from which on a copy is written with each update."""
 
@@ -75,10 +68,8 @@ def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], 
             "frozen norms": tuple(drifting),
             "norm momentum": tuple(name for name, norm in norms if MOMENTUM <= (norm.momentum or 0) < 1),
             "one memory": tuple(_doubled(owned, names)),
-            "betas": tuple(str(group["betas"]) for group in optimizer.param_groups if _exchanged(optimizer, group)),
+            **settings_of(type(optimizer).__name__, optimizer.param_groups),
         }
-        decays = (decay for group in optimizer.param_groups if (decay := _decay(optimizer, group)) >= DECAY)
-        settings["decay"] = tuple(f"{100 * decay:.2g} %" for decay in decays)
         now = {id(copy.tensor()): copy for copy in copies}
         pairs = [(before, now[id(thing)]) for before in past.copies if id(thing := before.tensor()) in now]
         return lambda: {
@@ -159,23 +150,6 @@ def _versions(norm: _BatchNorm) -> tuple[int, int]:
 def _drifts(before: tuple[int, int] | None, weight: int, statistics: int) -> bool:
     """Return whether nothing has written the weight since the last look, and batches have written the statistics."""
     return before is not None and before[0] == weight and before[1] < statistics
-
-
-def _exchanged(optimizer: Any, group: Mapping[str, Any]) -> bool:
-    betas = group.get("betas", ())
-    is_adam = "adam" in type(optimizer).__name__.lower() and len(betas) > 1
-    return is_adam and all(isinstance(beta, float) for beta in betas) and betas[0] > max(betas[1], BETA)
-
-
-def _decay(optimizer: Any, group: Mapping[str, Any]) -> float:
-    """Return the part of the weights that weight decay takes in each update, at the rate that a schedule begins with; 0
-    where it is a part of gradients that are normalised."""
-    decay, momentum = group.get("weight_decay", 0), group.get("momentum", 0)
-    rates = [rate for rate in (group.get("lr"), group.get("initial_lr")) if isinstance(rate, float | int)]
-    is_added = "betas" in group and "adamw" not in type(optimizer).__name__.lower()
-    if is_added or not all(isinstance(number, float | int) for number in (decay, momentum)):
-        return 0.0
-    return max(rates, default=0.0) * decay / (1 - momentum if 0 < momentum < 1 else 1)
 
 
 def _doubled(owned: Sequence[Any], names: Mapping[int, str]) -> Iterator[str]:

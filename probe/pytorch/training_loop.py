@@ -27,6 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 from probe.core.backend import fused_reduce
 from probe.core.backend.call_stack import callers
 from probe.core.backend.fused_reduce import FixedArrays
+from probe.core.backend.module_trees import ModuleTree
 from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Remove
 from probe.core.door import FaultCounter, attempt, compiling, passage, replace
@@ -54,10 +55,7 @@ _CLIP = (clip_grad, "_clip_grads_with_norm_"), (utils, "clip_grads_with_norm_")
 """The two halves of ``clip_grad_norm_`` in torch 2.6 to 2.13, as it calls them and as programs do."""
 
 
-CONTAINERS, REGISTERS = (list, tuple, dict), ("_parameters", "_modules", "_buffers")
-"""Kinds of containers that register nothing, and the names of those in which a module registers what it has."""
-LEVELS = 2
-"""Levels of modules whose mode is looked at, below the first."""
+_TREE = ModuleTree(torch.nn.Module, "_parameters", "_modules", ("_buffers",))
 NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 """Options of optimizers whose updates do not depend on the size of the gradient."""
 NEAR = 8
@@ -626,24 +624,8 @@ _first_norms: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[_BatchNorm]
 
 
 def resting(models: Iterable[torch.nn.Module]) -> tuple[str, ...]:
-    """Return the names of parts in evaluation mode, to the third level of models in training mode, that have dropout
-    or batch statistics, are made of other modules, and are not frozen."""
-    names = list[str]()
-    for model in models:
-        waiting = [("", model, 0)] if model.training else []
-        while waiting:
-            prefix, module, level = waiting.pop()
-            for name, child in vars(module).get("_modules", {}).items():
-                if child is None or not vars(child).get("_modules"):
-                    continue
-                if child.training and level < LEVELS:
-                    waiting.append((f"{prefix}{name}.", child, level + 1))
-                elif not child.training and _is_active(child) and _is_trained(child):
-                    names.append(f"{prefix}{name}")
-    return tuple(names)
-
-
-_active: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+    """Return the names of parts in evaluation mode: see :meth:`probe.core.backend.module_trees.ModuleTree.resting`."""
+    return _TREE.resting(models, _is_active, _is_trained)
 
 
 def _is_trained(part: torch.nn.Module) -> bool:
@@ -654,9 +636,7 @@ def _is_trained(part: torch.nn.Module) -> bool:
 
 def _is_active(part: torch.nn.Module) -> bool:
     """Return whether a part computes otherwise in training."""
-    if part not in _active:
-        _active[part] = any(isinstance(module, _BatchNorm | _DropoutNd) for module in part.modules())
-    return _active[part]
+    return any(isinstance(module, _BatchNorm | _DropoutNd) for module in part.modules())
 
 
 def rates(optimizer: Any) -> tuple[float, ...]:
@@ -686,27 +666,9 @@ def counted(optimizer: Any, parameters: Sequence[Any]) -> int | torch.Tensor | N
 
 
 def unregistered(model: torch.nn.Module) -> dict[int, str]:
-    """Return the trainable parameters of modules that plain containers of ``model`` hold, by identity, with the names
-    that they would have if these were registered. No code of the user's runs."""
-    names: dict[int, str] = {}
-    seen, waiting = set[int](), list[tuple[str, Any, bool]]([("", model, True)])
-    while waiting:
-        prefix, thing, registered = waiting.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, torch.nn.Module):
-            inside = vars(thing)
-            members = (*inside.get("_parameters", {}).items(), *inside.get("_modules", {}).items())
-            waiting += ((f"{prefix}{name}.", value, registered) for name, value in members)
-            inner = ((name, value) for name, value in inside.items() if name not in REGISTERS)
-            waiting += ((f"{prefix}{name}.", value, False) for name, value in inner if type(value) in CONTAINERS)
-        elif type(thing) in CONTAINERS:
-            rows = thing.items() if type(thing) is dict else enumerate(thing)
-            waiting += ((f"{prefix}{key}.", value, False) for key, value in rows)
-        elif not registered and _is_own(thing):
-            names[id(thing)] = prefix.removesuffix(".")
-    return names
+    """Return the trainable parameters of modules that plain containers of ``model`` hold, by identity, with their
+    names."""
+    return {identity: name for identity, (name, _) in _TREE.unregistered(model, _is_own).items()}
 
 
 def _is_own(thing: Any) -> bool:
@@ -715,23 +677,8 @@ def _is_own(thing: Any) -> bool:
 
 
 def ties(model: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Return the names that stand for one parameter of ``model``, for each parameter with several. No code of the
-    user's runs."""
-    names: dict[int, list[str]] = {}
-    seen, waiting = set[int](), [("", model)]
-    while waiting:
-        prefix, module = waiting.pop(0)
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        inside = vars(module)
-        for name, parameter in inside.get("_parameters", {}).items():
-            if parameter is not None:
-                names.setdefault(id(parameter), []).append(f"{prefix}{name}")
-        for name, child in inside.get("_modules", {}).items():
-            if child is not None:
-                waiting.append((f"{prefix}{name}.", child))
-    return tuple(sorted(tuple(sorted(aliases)) for aliases in names.values() if len(aliases) > 1))
+    """Return the names that stand for one parameter of ``model``, for each parameter with several."""
+    return _TREE.ties(model)
 
 
 def reduces(models: Iterable[torch.nn.Module]) -> bool | None:

@@ -104,15 +104,19 @@ def scaled(attach: Attach) -> Any:
     return net
 
 
-def cell(attach: Attach) -> Any:
+def cell(attach: Attach, divides: bool = True) -> Any:
     """The wrapper of MindSpore's own, whose factor the optimizer divides out."""
     net = made()
-    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=8.0)
+    optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9, loss_scale=8.0 if divides else 1.0)
     attach(net, optimizer)
     step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, sens=8.0).set_train()
     for x, y in batches():
         step(x, y)
     return net
+
+
+def cell_that_stays_scaled(attach: Attach) -> Any:
+    return cell(attach, divides=False)
 
 
 def model(attach: Attach) -> Any:
@@ -253,15 +257,93 @@ def twice(attach: Attach) -> Any:
     return net
 
 
-HEALTHY = (function, clipped, accumulated, scaled, cell, model, compiled, torch_style, graph_mode)
-FAULTY: dict[Callable[[Attach], Any], tuple[str, int]] = {
-    not_cleared: ("stale-gradient", 1),
-    never_cleared: ("stale-gradient", 1),
-    dropped: ("gradient-not-finite", 12),
-    unmoved: ("nothing-moves", 0),
-    rate_zero: ("rate-zero", 12),
-    evaluating: ("root-not-trained", 12),
-    graph_mode_with_nan: ("loss-not-finite", 12),
-    twice: ("update-without-backward", 1),
+def classes(attach: Attach, bad: bool = False) -> Any:
+    """A classifier with batch statistics and a data set, each batch of which is read in its turn."""
+    net = nn.SequentialCell(nn.Dense(4, 8), nn.BatchNorm1d(8, momentum=0.05 if bad else 0.95), nn.Dense(8, 5))
+    random = np.random.default_rng(0)
+    for parameter in net.trainable_params():
+        parameter.set_data(ms.Tensor(random.normal(size=parameter.shape).astype(np.float32)))
+    net.set_train()
+    ms.set_seed(0)  # the order of the samples
+    optimizer = nn.SGD(net.trainable_params(), 0.1, weight_decay=0.5 if bad else 1e-3)
+    attach(net, optimizer)
+    labels = np.arange(5).repeat(80).astype(np.int32)
+    inputs = (random.normal(size=(400, 4)) + labels[:, None]).astype(np.float32)
+    data = ms.dataset.NumpySlicesDataset((inputs, labels), shuffle=not bad).batch(16)
+    loss = nn.CrossEntropyLoss()
+
+    def forward(x: Any, y: Any) -> Any:
+        scores = net(x)
+        return loss(ms.ops.softmax(scores) if bad else scores, y)
+
+    gradients_of = ms.value_and_grad(forward, None, optimizer.parameters)
+    for x, y in data.create_tuple_iterator(num_epochs=1):
+        optimizer(gradients_of(x, y)[1])
+    return net
+
+
+def bad_classes(attach: Attach) -> Any:
+    """Softmax twice, sorted classes, batch statistics with another framework's momentum, and far too much decay."""
+    return classes(attach, bad=True)
+
+
+def first_batch(attach: Attach) -> Any:
+    """One batch alone, whose targets are broadcast, axes that are exchanged, and a part in evaluation mode from a step
+    on."""
+    part = nn.SequentialCell(nn.Dropout(p=1e-7), nn.Dense(4, 4, weight_init="ones", bias_init="zeros"))
+    net = nn.SequentialCell(part, *made()).set_train()
+    optimizer = nn.Adam(net.trainable_params(), 1e-2)
+    attach(net, optimizer)
+    pairs = [(x.asnumpy()[0], y.asnumpy()[0, 0]) for x, y in batches()]
+    data, loss = ms.dataset.GeneratorDataset(pairs, ["x", "y"], shuffle=False).batch(6), nn.MSELoss()
+
+    def forward(x: Any, y: Any) -> Any:
+        hidden = net[2](net[1](net[0](x))).reshape(8, 6).swapaxes(0, 1)
+        return loss(net[3](hidden)[:, :1], y)
+
+    gradients_of = ms.value_and_grad(forward, None, optimizer.parameters)
+    for number in range(STEPS):
+        if number == 12:
+            net[0].set_train(False)
+        optimizer(gradients_of(*next(data.create_tuple_iterator()))[1])
+    return net
+
+
+def unfrozen(attach: Attach) -> Any:
+    """The first layer is trained from a step on, and no optimizer has it; weights of half precision never move."""
+    net = made()
+    for parameter in net[0].get_parameters():
+        parameter.requires_grad = False
+    net[2].weight.set_dtype(ms.float16)
+    optimizer = nn.Momentum(net.trainable_params(), 1e-6, 0.9)
+    attach(net, optimizer)
+
+    def forward(x: Any, y: Any) -> Any:
+        hidden = net[1](net[0](x)).astype(ms.float16)
+        return squares(ms.ops.matmul(hidden, net[2].weight.T).astype(ms.float32), y)
+
+    gradients_of = ms.value_and_grad(forward, None, optimizer.parameters)
+    for number, (x, y) in enumerate(batches()):
+        if number == 12:
+            for parameter in net[0].get_parameters():
+                parameter.requires_grad = True
+        optimizer(gradients_of(x, y)[1])
+    return net
+
+
+HEALTHY = (classes, function, clipped, accumulated, scaled, cell, model, compiled, torch_style, graph_mode)
+FAULTY: dict[Callable[[Attach], Any], dict[str, int]] = {
+    not_cleared: {"stale-gradient": 1},
+    never_cleared: {"stale-gradient": 1},
+    dropped: {"gradient-not-finite": 12},
+    unmoved: {"nothing-moves": 0},
+    rate_zero: {"rate-zero": 12},
+    evaluating: {"root-not-trained": 12},
+    graph_mode_with_nan: {"loss-not-finite": 12},
+    twice: {"update-without-backward": 1},
+    cell_that_stays_scaled: {"scaled-update": 0},
+    bad_classes: {"softmax-twice": 0, "one-class-batches": 0, "norm-momentum": 2, "decay-too-large": 2},
+    first_batch: {"first-batch-only": 0, "broadcast-loss": 0, "axes-exchanged": 0, "root-not-trained": 12},
+    unfrozen: {"unfrozen-not-held": 13, "rounded-away": 2},
 }
-"""The check that must report each loop, and since which step."""
+"""The checks that must report each loop, and since which step."""

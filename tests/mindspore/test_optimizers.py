@@ -13,6 +13,8 @@ import pytest
 from tests.mindspore.toys import HAS_IDENTITIES, TinyNet, ms, nn, one_step, rows_of, watch
 from tests.tables import Row
 
+from probe.mindspore.finding import CellFinder  # isort: skip - only where MindSpore is
+
 experimental, mint = ms.experimental.optim, ms.mint.optim
 OPTIMIZERS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
     "nn.Adam": (lambda p: nn.Adam(p, 0.1), {"exp_avg": "moment1", "exp_avg_sq": "moment2"}),
@@ -88,3 +90,19 @@ def test_parameter_groups_with_rates_of_their_own() -> None:
     for name, _ in net.parameters_and_names():
         assert rows[Row("grad_reduced", 0, name)]["norm"] == pytest.approx(exact[name], rel=1e-6)
         assert rows[Row("param_origin", 0, name)]["norm"] == pytest.approx(np.linalg.norm(before[name]), rel=1e-6)
+
+
+def test_settings_of_an_optimizer_that_is_made_anew() -> None:
+    """Alike where nothing but the number of updates differs, so that a run goes on with it."""
+    settings, model = CellFinder().settings, TinyNet()
+
+    def made(kind: Any, *options: Any) -> str:
+        optimizer = kind(model.trainable_params(), *options)
+        one_step(model, optimizer)
+        return settings(optimizer)
+
+    rates = [0.1, 0.01, 0.001]
+    same = [(nn.Adam, 0.1), (nn.Momentum, rates, 0.9), (nn.SGD, 0.1)]
+    assert all(made(*each) == settings(each[0](model.trainable_params(), *each[1:])) != "" for each in same)
+    assert made(nn.Adam, 0.1) != made(nn.Adam, 0.2)
+    assert made(nn.Momentum, rates, 0.9) != made(nn.Momentum, rates, 0.5)

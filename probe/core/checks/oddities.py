@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate
 from probe.core.checks.loop_check import FactCheck
@@ -12,6 +12,42 @@ from probe.core.language import Message, message
 
 LOOKS = 2
 """Number of looks that must show it."""
+BETA = 0.95
+"""First decay of Adam from which on it may be the second."""
+MOMENTUM = 0.9
+"""Part that the latest batch has in running statistics from which on they are those of this batch."""
+LOST = 0.9
+"""Part of the numbers with a gradient whose updates are rounded away from which on a parameter hardly moves."""
+DECAY = 0.02
+"""Part of the weights that weight decay takes in each update from which on it leaves none."""
+
+
+def settings_of(kind: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Return the oddities of an optimizer of the class ``kind``: ``betas`` and ``decay``.
+
+    Args:
+        groups: options of each of its groups, under torch's names.
+    """
+    betas = (group["betas"] for group in groups if _exchanged(kind, group))
+    decays = (decay for group in groups if (decay := _decay(kind, group)) >= DECAY)
+    return {"betas": tuple(map(str, betas)), "decay": tuple(f"{100 * decay:.2g} %" for decay in decays)}
+
+
+def _exchanged(kind: str, group: Mapping[str, Any]) -> bool:
+    betas = group.get("betas", ())
+    is_adam = "adam" in kind.lower() and len(betas) > 1
+    return is_adam and all(isinstance(beta, float) for beta in betas) and betas[0] > max(betas[1], BETA)
+
+
+def _decay(kind: str, group: Mapping[str, Any]) -> float:
+    """Return the part of the weights that weight decay takes in each update, at the rate that a schedule begins with; 0
+    where it is a part of gradients that are normalised."""
+    decay, momentum = group.get("weight_decay", 0), group.get("momentum", 0)
+    rates = [rate for rate in (group.get("lr"), group.get("initial_lr")) if isinstance(rate, float | int)]
+    is_added = "betas" in group and "adamw" not in kind.lower()
+    if is_added or not all(isinstance(number, float | int) for number in (decay, momentum)):
+        return 0.0
+    return float(max(rates, default=0.0) * decay / (1 - momentum if 0 < momentum < 1 else 1))
 
 
 class Oddity(FactCheck):

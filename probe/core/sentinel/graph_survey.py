@@ -16,6 +16,8 @@ KEPT = 100
 """Number of a loss at which none of the graphs before should be left."""
 SHARE = 0.002
 """Part of the time that the walks may take."""
+MOST_AGAIN = 8
+"""Number of times that the next losses are surveyed because other parameters require a gradient."""
 
 
 class GraphSurvey:
@@ -37,7 +39,11 @@ class GraphSurvey:
         self._loop, self._names, self._unregistered, self._models = loop, names, unregistered, models
         self._kept: dict[str, int] = {}
         """Losses that modules keep, each with the number of graphs beside which it was, and in none of which."""
-        self._losses, self._spent, self._began = 0, 0.0, time.perf_counter()
+        # where gradients are results of what is asked for, only graphs show which other parameters have a part in them
+        self._losses, self._spent, self._began = 0 if loop.keeps(()) else FIRST, 0.0, time.perf_counter()
+        self.recent = set[str]()
+        """Parameters of the graphs since :meth:`again`."""
+        self._again = 0
         self.uses: Mapping[str, ParameterUse] = {}
         """Use of each parameter that was met; the same object as long as nothing has changed."""
 
@@ -58,6 +64,13 @@ class GraphSurvey:
         self.graph: Callable[[], LossGraph] | None = None
         """Function that waits for what the latest graph shows."""
 
+    def again(self) -> None:
+        """Survey the next losses: other parameters require a gradient."""
+        self.recent.clear()
+        self._again += 1
+        if self._again <= MOST_AGAIN:
+            self._losses = FIRST
+
     def look(self, root: Tensor) -> None:
         """Walk the graph of a loss whose backward has not begun, if it is time."""
         number = self._losses % INTERVAL - FIRST
@@ -76,6 +89,7 @@ class GraphSurvey:
         names, unregistered = self._names(), self._unregistered()
         uses = dict(self._loop.uses(root, {**unregistered, **names}))
         self.strangers |= uses.pop("", None) is not None
+        self.recent.update(uses)
         hidden = [name for identity, name in unregistered.items() if identity not in names and name in uses]
         self.hidden = tuple(sorted(hidden, key=lambda name: uses[name].order))
         if any(self.uses.get(name) != use for name, use in uses.items()):

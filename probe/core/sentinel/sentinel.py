@@ -347,7 +347,7 @@ class Sentinel:
             resting=memory.resting,
             world=self._optimizers.world if backwards else 1,
             clip=1.0,
-            strangers=self._optimizers.strangers(),
+            strangers=self._optimizers.strangers(self.roots.survey),
             shared=self._optimizers.shared(),
             replaced=self._watch.parts.replaced,
             trainable=memory.trainable(self._loop.requires(memory.parameters)) if visible else memory.none,
@@ -382,7 +382,8 @@ class Sentinel:
 
     def _habits_now(self, memory: OptimizerMemory) -> frozenset[str]:
         """Return the habits of the program since the last update, at one of an optimizer."""
-        more = {"adds to another": memory.adds_to_another(self._made), "keeps graphs": self.roots.survey.keeps_graphs}
+        adds = self._loop.keeps(memory.some) and memory.adds_to_another(self._made)
+        more = {"adds to another": adds, "keeps graphs": self.roots.survey.keeps_graphs}
         if memory.at_clip[0] >= 0:
             versions = self._loop.versions(self._loop.held(memory.some))
             more["reduced after a clip"] = memory.was_reduced_after_clip(self._loop.collectives(), versions)
@@ -410,8 +411,11 @@ class Sentinel:
         Args:
             scale: factor that the optimizer takes away itself.
         """
+        if not self._loop.keeps(memory.parameters):  # a scaler returns other gradients than it gets
+            some = self._loop.held(memory.some)
+            return scale is None and 0 < len(some) == len(memory.reached) and all(memory.reached.same(some))
         factor = self._watch.run.framework.hooks.held_scale(optimizer)
-        if scale is not None or factor is None or not self._loop.keeps(memory.parameters):
+        if scale is not None or factor is None:
             return False
         return self._watch.run.framework.tensors.number(factor) != 1.0
 

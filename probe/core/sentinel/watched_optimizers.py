@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ import numpy as np
 from probe.core.backend.protocols import Optimizer, Parameter, TrainingLoop
 from probe.core.instrumentation.training_steps import TrainingSteps
 from probe.core.sentinel.gradient_marks import GradientMarks
+from probe.core.sentinel.graph_survey import GraphSurvey
 from probe.core.sentinel.optimizer_memory import SOME, OptimizerMemory
 from probe.core.sentinel.rota import Rota
 
@@ -53,6 +55,8 @@ class WatchedOptimizers:
         self._outside: tuple[list[str], list[Parameter]] | None = None
         """Names of the parameters that are in no optimizer, and these; None if they have to be looked for."""
         self._shared: tuple[str, ...] = ()
+        self._asking: tuple[str, ...] | None = None
+        """Parameters in no optimizer that required a gradient at the last update."""
 
     def number(self, optimizer: Optimizer) -> int | None:
         """Return the number of an optimizer among those of the run; None for others."""
@@ -121,8 +125,9 @@ class WatchedOptimizers:
 
     # What belongs to none, and what comes and goes.
 
-    def strangers(self) -> tuple[str, ...]:
-        """Return the parameters that have a gradient and are in no optimizer."""
+    def strangers(self, survey: GraphSurvey) -> tuple[str, ...]:
+        """Return the parameters that have a gradient and are in no optimizer; where gradients are computed only of what
+        is asked for, those that require one and are in the graph of a loss."""
         if self._outside is None:
             owned = {identity for memory in self.all() for identity in memory.identities}
             every = self._watch.parts.every
@@ -132,6 +137,13 @@ class WatchedOptimizers:
         names, parameters = self._outside
         if not parameters:
             return ()
+        if not self._loop.keeps(parameters):
+            asking = tuple(compress(names, self._loop.requires(parameters)))
+            if asking != self._asking:
+                if self._asking is not None:
+                    survey.again()
+                self._asking = asking
+            return tuple(name for name in asking if name in survey.recent)
         gradients = self._loop.held(parameters)
         return tuple(name for name, gradient in zip(names, gradients, strict=True) if gradient is not None)
 

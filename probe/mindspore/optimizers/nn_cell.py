@@ -19,6 +19,7 @@ from probe.mindspore import cell_hooks
 from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.gradients import applied, on_reduction, release
 from probe.mindspore.loss_scale import held_scale, listened
+from probe.mindspore.optimizers.rates import rates
 
 KINDS: tuple[type, ...] = (nn.Optimizer, optim.Optimizer)
 """Base classes of all MindSpore optimizers; those of ``mint.optim`` inherit from the second."""
@@ -95,6 +96,9 @@ def state_names(optimizer: Any) -> dict[str, str]:
 def learning_rate(optimizer: Any) -> object:
     """Return the learning rate of the first group of parameters. A schedule is called here, because ``get_lr`` counts a
     step in graph mode and in MindSpore 2.4."""
+    known = rates(optimizer)[:1]
+    if known and not math.isnan(known[0]):
+        return known[0]
     rate = getattr(optimizer, "learning_rate", None)
     if rate is None:  # optimizers with groups of parameters as torch has them
         return next((group.get("lr") for group in getattr(optimizer, "param_groups", ())), None)

@@ -17,9 +17,9 @@ def rates(optimizer: Any) -> tuple[float, ...]:
     knows it, or a schedule of the program's own would have to be called."""
     rate = getattr(optimizer, "learning_rate", None)
     if rate is None:  # optimizers with groups of parameters as torch has them
-        return tuple(_on_host(optimizer, group.get("lr")) for group in getattr(optimizer, "param_groups", ()))
+        return tuple(on_host(optimizer, group.get("lr")) for group in getattr(optimizer, "param_groups", ()))
     several = rate if _is_list(rate) else [rate]
-    return tuple(_on_host(optimizer, each) for each in several)
+    return tuple(on_host(optimizer, each) for each in several)
 
 
 def groups(optimizer: Any) -> tuple[int, ...]:
@@ -38,7 +38,8 @@ def _is_list(rate: object) -> bool:
     return isinstance(rate, Sequence | nn.CellList) and not isinstance(rate, str)
 
 
-def _on_host(optimizer: Any, value: Any) -> float:
+def on_host(optimizer: Any, value: Any) -> float:
+    """Return a number of the options of ``optimizer``; NaN if the host does not know it."""
     if isinstance(value, nn.Cell):
         return _scheduled(optimizer, value)
     if isinstance(value, mindspore.Tensor):
@@ -58,4 +59,4 @@ def _scheduled(optimizer: Any, schedule: nn.Cell) -> float:
         return float(values[min(int(step), len(values) - 1)]) if len(values) else math.nan
     if not type(schedule).__module__.startswith("mindspore."):
         return math.nan
-    return _on_host(optimizer, schedule(optimizer.global_step))
+    return on_host(optimizer, schedule(optimizer.global_step))
