@@ -28,7 +28,7 @@ EVERYTHING = {
 }
 SENTINEL = {"sentinel": {"enable": True}}
 SEEN = sys.version_info >= (3, 13)
-"""Whether torch, once it has traced an update with hooks of anybody, runs it as it is, but for the arithmetic (2.13)."""
+"""Whether torch runs an update with anybody's hooks as it is, but for the arithmetic, after tracing it (2.13)."""
 UNSEEN = 0 if SEEN else STEPS
 """Compiled updates of torch's optimizers that no hook sees."""
 
@@ -98,8 +98,8 @@ class Outcome:
         elif part == "method":
             update = torch.compile(self.optimizer.step, **compiling)
         elif part == "every second":
-            both = itertools.cycle([torch.compile(lambda: self.optimizer.step(), **compiling), self.optimizer.step])
-            update = lambda: next(both)()  # noqa: E731 - one of them at a time
+            both = itertools.cycle([torch.compile(self.optimizer.step, **compiling), self.optimizer.step])
+            update = lambda: next(both)()  # noqa: E731, PLW0108 - one of them at a time
 
         def step() -> None:
             forward().pow(2).sum().backward()
