@@ -23,8 +23,8 @@ GUESS = 0.97
 ERRORS = 2.0
 """Standard errors by which the later half must be lower to be falling."""
 FAR, UNTRAINED, EARLY = 3.0, 0.3, 20
-"""Multiple of the loss of an even guess that all of so many updates in a row exceed which have run away, and how far, as
-a part of it, the first loss of a model that knows nothing may be from it."""
+"""Multiple of the loss of an even guess above which a loss has run away, relative distance from the guess at which a
+model that knows nothing begins, and updates in a row."""
 RISE, FALLEN = 1e-3, 0.1
 """Relative rise of a rate that is a warm-up, and the part of its highest below which a schedule is at its end."""
 
