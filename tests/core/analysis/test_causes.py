@@ -213,6 +213,18 @@ def test_a_finding_long_after_is_another_incident(tmp_path: Path) -> None:
     assert [other.first.began for other in analysis.others] == [15]
 
 
+def test_ranks_that_record_other_steps_end_alike(tmp_path: Path) -> None:
+    """Rank 1 has recorded tensors until step 3 only, as its budget of time had it, and numbers of the run to the end."""
+
+    def numbers(rank: int, step: int) -> list[Batch]:
+        ops = {"sumsq": np.ones(1), "min": np.ones(1), "max": np.ones(1)}
+        return [Batch("run", step, (Key("step_seconds"),), ((),), ("float64",), np.arange(1), ops)]
+
+    write_rank(tmp_path, 0, range(6), world_size=2, extra=numbers)
+    write_rank(tmp_path, 1, range(6), world_size=2, leave_out=lambda _, step: step > 3, extra=numbers)
+    assert not any("others go on" in note for note in analyse(tmp_path).notes)
+
+
 def test_a_lost_peer_and_the_unfinished_step_are_no_cause(tmp_path: Path) -> None:
     """Rank 1 ends at step 20; rank 0's buffers when it gives up in step 21 are teardown."""
     ended = ("grad_reduced", "param_updated", "param_origin")
