@@ -73,9 +73,10 @@ def _loss(analysis: Analysis) -> list[list[Any]]:
         if first is None:
             return []
         width = math.ceil((last - first + 1) / POINTS)
+        earliest = f"CASE WHEN isfinite(value) THEN step ELSE step - {1 << 60} END"
         points = rows.connection.execute(
-            "SELECT min(step), arg_min(value, CASE WHEN isfinite(value) THEN step ELSE -1 END), max(step),"  # noqa: S608
-            f" arg_max(value, step) FROM {source} GROUP BY (step - ?) // ? ORDER BY 1",
+            f"SELECT arg_min(step, {earliest}), arg_min(value, {earliest}), max(step), arg_max(value, step) "  # noqa: S608
+            f"FROM {source} GROUP BY (step - ?) // ? ORDER BY 1",
             [first, width],
         ).fetchall()
     ends = [(points[-1][2], points[-1][3])] if points[-1][2] != points[-1][0] else []
