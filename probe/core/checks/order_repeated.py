@@ -19,8 +19,8 @@ class OrderRepeated(FactCheck):
     source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
     sees = "the number of the epoch, or the state of the random numbers, at each beginning of a sampler"
     remedy = (
-        "Pass shuffle=True to the loader, or call sampler.set_epoch(epoch) at the beginning of each epoch; set seeds once, "
-        "before the loop."
+        "Pass shuffle=True to the loader, or call sampler.set_epoch(epoch) at the beginning of each epoch; set seeds "
+        "once, before the loop."
     )
 
     def __init__(self) -> None:
