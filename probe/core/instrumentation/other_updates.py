@@ -208,8 +208,8 @@ class OtherUpdates:
     def seen(self, optimizer: Optimizer) -> None:
         """Note that hooks have seen an update of ``optimizer``. On Python 3.13 torch traces an update with hooks, and
         runs it as it is nevertheless, but for the arithmetic (2.13)."""
-        if (known := self._compiled.get(id(optimizer))) is not None:
-            self._compiled[id(optimizer)] = (*known[:2], known[1]())
+        if (entry := self._compiled.get(id(optimizer))) is not None:
+            self._compiled[id(optimizer)] = (*entry[:2], entry[1]())
 
     def find_compiled(self) -> None:
         """Report each compiled update since the last hook."""

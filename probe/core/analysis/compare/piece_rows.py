@@ -54,7 +54,7 @@ class PieceRows:
         ops = pairing.ops[signal]
         idle = _idle(ops) if signal_of(signal).phase == STATE_PHASE else "false"
         fixed = f"shape, dtype, elements(shape) AS elements, {idle} AS idle"
-        kept = f"WHERE t.step NOT IN (SELECT step FROM left_out WHERE signal = {literal(signal)})"  # noqa: S608
+        condition = f"WHERE t.step NOT IN (SELECT step FROM left_out WHERE signal = {literal(signal)})"  # noqa: S608
         noise = "f.name IN (SELECT name FROM noise)" if is_about_parameters(signal) else "false"
         a = (
             "SELECT r.a AS rank, vpp_stage AS stage, coalesce(n.b, f.name, '') AS name, f.name AS own, f.step, "  # noqa: S608
@@ -62,13 +62,13 @@ class PieceRows:
             f"{_listed(ops)} "
             f"FROM {_read(self.a, signal, first, last, ops)} AS f "
             "JOIN ranks AS r ON r.a = f.rank LEFT JOIN names AS n ON n.a = f.name JOIN steps AS t ON t.step = f.step "
-            f"{kept}"
+            f"{condition}"
         )
         of_b = _read(self.b, pairing.signals[signal], first + offset, last + offset, ops)
         b = (
             "SELECT r.a AS rank, vpp_stage AS stage, coalesce(f.name, '') AS name, f.name AS own, t.step, "  # noqa: S608
             f"micro_step, call, {fixed}{_listed(ops)} FROM {of_b} AS f "
-            f"JOIN ranks AS r ON r.b = f.rank JOIN steps AS t ON t.step = f.step - {offset} {kept}"
+            f"JOIN ranks AS r ON r.b = f.rank JOIN steps AS t ON t.step = f.step - {offset} {condition}"
         )
         return a, b
 
