@@ -329,6 +329,8 @@ class CompareAnswer(CommandAnswer):
     growth: list[dict[str, Any]]
     layers: list[dict[str, Any]]
     largest: Real
+    paced: bool
+    """True if a run chose its steps by their cost; those of one run alone are left out."""
     jumps: list[dict[str, Any]]
     """First modules whose outputs differ by much more than what goes into them."""
     precision: list[str]

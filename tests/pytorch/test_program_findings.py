@@ -81,6 +81,11 @@ def labels_of_other_samples(faulty: bool) -> Program:
     return trained(net(), LONG, own=not faulty)
 
 
+@program("no-better-than-guess")
+def rate_at_which_the_loss_runs_away(faulty: bool) -> Program:
+    return trained(net(), STEPS, lr=5.0 if faulty else 1e-2)
+
+
 @program("step-out-of-scale")
 def rate_in_another_unit(faulty: bool) -> Program:
     return trained(net(), 70, lr=1e-9 if faulty else 1e-3)

@@ -179,16 +179,27 @@ def test_findings_come_from_an_analysis_in_the_background(served: ServedRuns) ->
 
 
 def test_runs_are_analysed_before_anybody_opens_them(tmp_path: Path) -> None:
-    """The list has the verdict and the loss of a run whose page nobody has asked for."""
-    rank = WrittenRank(tmp_path / "run", 0, world=1)
-    for step in range(40):
-        rank.write(step, [1.0, 2.0, 1e38 if step == 36 else 3.0], {"loss": 60.0 - step})
-    rank.end()
-    with viewing(tmp_path / "server", tmp_path / "run") as server:
-        [run] = wait_for(lambda: [one for one in server.get("/api/runs")["runs"] if one["analysis"] == "done"])
-    assert (run["verdict"]["kind"], run["verdict"]["where"], run["verdict"]["since"]) == ("overflow", ["c"], 36)
-    assert run["verdict"]["zh"]["kind"] == "溢出"
-    assert run["loss"] == [[step, 60.0 - step] for step in range(40)]
+    """The list has the verdict and the loss of runs whose pages nobody has asked for; the loss is that of the backward
+    where the program logs none."""
+    for name, numbers in (("logged", ("loss", "loss_root")), ("watched", ("loss_root",))):
+        rank = WrittenRank(tmp_path / name, 0, world=1)
+        for step in range(40):
+            losses = {number: (60.0 - step) / (1 + n) for n, number in enumerate(numbers)}
+            rank.write(step, [1.0, 2.0, 1e38 if step == 36 else 3.0], losses)
+        rank.end()
+
+    with viewing(tmp_path / "server", tmp_path / "logged", tmp_path / "watched") as server:
+
+        def done() -> list[dict[str, Any]]:
+            runs = server.get("/api/runs")["runs"]
+            return runs if all(run["analysis"] == "done" for run in runs) else []
+
+        runs = wait_for(done)
+    assert len(runs) == 2
+    for run in runs:
+        assert (run["verdict"]["kind"], run["verdict"]["where"], run["verdict"]["since"]) == ("overflow", ["c"], 36)
+        assert run["verdict"]["zh"]["kind"] == "溢出"
+        assert run["loss"] == [[step, 60.0 - step] for step in range(40)]
 
 
 def test_dumped_findings_are_one_a_tensor() -> None:

@@ -22,13 +22,17 @@ GUESS = 0.97
 """Part of the loss of an even guess from which on a loss is no better."""
 ERRORS = 2.0
 """Standard errors by which the later half must be lower to be falling."""
+FAR, UNTRAINED, EARLY = 3.0, 0.3, 20
+"""Multiple of the loss of an even guess above which a loss has run away, relative distance from the guess at which a
+model that knows nothing begins, and updates in a row."""
 RISE, FALLEN = 1e-3, 0.1
 """Relative rise of a rate that is a warm-up, and the part of its highest below which a schedule is at its end."""
 
 
 class NoBetterThanGuess(ChangeCheck):
     """Report a mean cross entropy that is no lower than the logarithm of the number of classes, which an even guess
-    gives, and that has not fallen in the latest hundred updates, of a run in which it never was lower.
+    gives, and that has not fallen in the latest hundred updates, of a run in which it never was lower. Report a loss
+    that begins there and then is three times as high, twenty updates in a row among the first hundred.
 
     It is judged after 120 updates, of a model of tokens after 1000, after as many as there are classes if these are
     more, and not in a warm-up. Losses of two or three classes, and those whose classes are the samples of the batch,
@@ -50,6 +54,7 @@ class NoBetterThanGuess(ChangeCheck):
         self._graph: object = None
         self._classes, self._factor, self._pattern, self._least = 0, math.nan, b"", UPDATES
         self._losses: deque[float] = deque(maxlen=2 * HALF)
+        self._first = math.nan
         self._updates, self._since, self._rate, self._highest, self._ended = 0, -1, 0.0, 0.0, False
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -57,6 +62,8 @@ class NoBetterThanGuess(ChangeCheck):
         facts = update.facts
         if self._ended or not facts.alone or not facts.loss_seen or not facts.backwards:
             return
+        if math.isnan(self._first):
+            self._first = facts.loss / facts.backwards
         if facts.loss_graph is not None and facts.loss_graph is not self._graph:
             self._look(facts)
             self._pattern = update.pattern
@@ -73,6 +80,7 @@ class NoBetterThanGuess(ChangeCheck):
         self._since = self._since if self._losses else facts.step
         self._losses.append(loss)
         if len(self._losses) < 2 * HALF:
+            yield from self._run_away(facts)
             return
         self.judged = True
         earlier, later = [*islice(self._losses, HALF)], [*islice(self._losses, HALF, None)]
@@ -92,6 +100,21 @@ class NoBetterThanGuess(ChangeCheck):
         )
         evidence = {"loss": middle, "guess": guess, "updates": self._updates}
         yield self.finding(facts, self._since, text, evidence)
+
+    def _run_away(self, facts: UpdateFacts) -> Iterator[CheckFinding]:
+        latest, guess, first = [*self._losses][-EARLY:], math.log(self._classes), self._first / self._factor
+        is_untrained = abs(first / guess - 1) <= UNTRAINED
+        if self._updates > 2 * HALF or len(latest) < EARLY or min(latest) < FAR * guess or not is_untrained:
+            return
+        self._ended = self.judged = True
+        text = message(
+            "the loss has risen from {first:.4g} to {loss:.4g}; an even guess among {classes} classes has {guess:.4g}",
+            first=first,
+            loss=(loss := median(latest)),
+            classes=self._classes,
+            guess=guess,
+        )
+        yield self.finding(facts, self._since, text, {"loss": loss, "guess": guess, "updates": self._updates})
 
     def _look(self, facts: UpdateFacts) -> None:
         """Take the number of classes of the loss, and the factor by which the root is its mean; a program with several

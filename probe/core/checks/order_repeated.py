@@ -18,7 +18,10 @@ class OrderRepeated(FactCheck):
     why = "The model learns the order, and gradients of neighbours in it agree."
     source = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
     sees = "the number of the epoch, or the state of the random numbers, at each beginning of a sampler"
-    remedy = "Call sampler.set_epoch(epoch) at the beginning of each epoch, and set seeds once, before the loop."
+    remedy = (
+        "Pass shuffle=True to the loader, or call sampler.set_epoch(epoch) at the beginning of each epoch; set seeds "
+        "once, before the loop."
+    )
 
     def __init__(self) -> None:
         super().__init__()

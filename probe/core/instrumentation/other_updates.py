@@ -202,20 +202,29 @@ class OtherUpdates:
 
     def add_compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
         """Look for the updates of ``optimizer`` in each hook, too."""
-        if not self._compiled:
-            _log.warning(
-                "the update of %s is compiled by torch.compile, where no hook runs: its steps are counted at the next "
-                "forward or backward that a hook sees, and gradients after reduction, parameters and state are not "
-                "recorded; to record them call optimizer.step() outside of what is compiled",
-                type(optimizer).__name__,
-            )
         self._compiled.setdefault(id(optimizer), (optimizer, updates, updates()))
         self._run.look_first(self.find_compiled)
+
+    def seen(self, optimizer: Optimizer) -> None:
+        """Note that hooks have seen an update of ``optimizer``. On Python 3.13 torch traces an update with hooks, and
+        runs it as it is nevertheless, but for the arithmetic (2.13)."""
+        if (entry := self._compiled.get(id(optimizer))) is not None:
+            self._compiled[id(optimizer)] = (*entry[:2], entry[1]())
 
     def find_compiled(self) -> None:
         """Report each compiled update since the last hook."""
         for identity, (optimizer, updates, before) in [*self._compiled.items()]:
             if (now := updates()) != before:
                 self._compiled[identity] = (optimizer, updates, now)
-                self._run.faults.lost(COMPILED, 1)
-                self._ended_unseen(optimizer)
+                self._note_compiled(optimizer)
+
+    def _note_compiled(self, optimizer: Optimizer) -> None:
+        if COMPILED not in self._run.faults.counts:
+            _log.warning(
+                "the update of %s is compiled by torch.compile, where no hook runs: its steps are counted at the next "
+                "forward or backward that a hook sees, and gradients after reduction, parameters and state are not "
+                "recorded; to record them call optimizer.step() outside of what is compiled",
+                type(optimizer).__name__,
+            )
+        self._run.faults.lost(COMPILED, 1)
+        self._ended_unseen(optimizer)

@@ -16,7 +16,7 @@ const BACKWARD = ["grad_unreduced", "grad_reduced", "actv_grad"];
 const COLUMNS = 64;
 
 /** Name of the loss among the numbers of a run; empty if there is none. @param {string[]} names */
-export const lossOf = (names) => names.find((name) => name === "loss") ?? names.find((name) => /(^|_)loss$/.test(name)) ?? "";
+export const lossOf = (names) => ["loss", "loss_root"].find((name) => names.includes(name)) ?? names.find((name) => /_loss$/.test(name)) ?? "";
 
 /** The first wanted signal that a run has, else `grad_reduced`, else its first. @type {(run: any, ...wanted: (string | undefined)[]) => any} */
 export function signalOf({ signals }, ...wanted) {
@@ -55,7 +55,7 @@ export class Picture {
     const first = (/** @type {string[]} */ wanted) => (wanted.includes(focus.signal) ? focus.signal : wanted.find((name) => names.includes(name)));
     const shown = [...new Set([FORWARD.includes(focus.signal) || BACKWARD.includes(focus.signal) ? undefined : focus.signal, first(FORWARD), first(BACKWARD)])].filter((name) => name !== undefined);
     this.parts = shown.map((signal) => ({ signal, op: preferred(run.signals.find((/** @type {any} */ { name }) => name === signal)?.ops ?? [], focus.op, "norm") }));
-    Object.assign(this, { focus, scale, certain: run.verdict?.certainty !== "place unknown" });
+    Object.assign(this, { focus, scale, certain: run.verdict?.certainty !== "place unknown" && (run.verdict?.since ?? focus.step) >= focus.step });
     this.title.textContent = t("around.title", { step: focus.step });
     const { from, to } = focus;
     const loss = lossOf(run.numbers ?? []);

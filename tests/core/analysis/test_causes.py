@@ -18,6 +18,7 @@ from probe.core.analysis.diagnosis.explain import kind_of, paragraph
 from probe.core.analysis.diagnosis.export import as_json
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.report.findings import card
+from probe.core.analysis.report.page_verdict import page_verdict
 from probe.core.records import Batch, Key
 from probe.core.storage.layout import cell_name
 from tests.core.analysis.causes_data import Change, bad, everything_after, write_rank, write_run
@@ -211,6 +212,27 @@ def test_a_finding_long_after_is_another_incident(tmp_path: Path) -> None:
     analysis = analyse(tmp_path)
     assert first(analysis) == (0, 55, "grad_reduced", "b.weight", 0)
     assert [other.first.began for other in analysis.others] == [15]
+
+
+def test_ranks_that_record_other_steps_end_alike(tmp_path: Path) -> None:
+    """Rank 1 has recorded tensors until step 3 only, as its budget of time had it, and counted its steps to the end."""
+    for rank, recorded in enumerate((6, 4)):
+        write_rank(tmp_path, rank, range(recorded), world_size=2)
+    for directory in tmp_path.glob("*-rank*"):
+        rows = [f"0,step_seconds,{step},0.1,[],float64" for step in range(6)]
+        (directory / "run_0-99.csv").write_text("\n".join(["vpp_stage,name,step,value,shape,dtype", *rows, ""]))
+    assert not any("others go on" in note for note in analyse(tmp_path).notes)
+
+
+def test_a_loss_on_the_page_has_the_step_of_its_value(tmp_path: Path) -> None:
+    """Of 200 losses, each third is shown, and the first that is not finite."""
+    directory = write_rank(tmp_path, 0, range(2))
+    rows = [f"0,loss,{step},{'nan' if step == 151 else step},[],float64" for step in range(200)]
+    (directory / "run_0-199.csv").write_text("\n".join(["vpp_stage,name,step,value,shape,dtype", *rows, ""]))
+    loss = page_verdict(analyse(tmp_path))["loss"]
+    assert [step for step, value in loss if value == "nan"] == [151]
+    assert all(value in (step, "nan") for step, value in loss)
+    assert loss[-1] == [199, 199.0]
 
 
 def test_a_lost_peer_and_the_unfinished_step_are_no_cause(tmp_path: Path) -> None:

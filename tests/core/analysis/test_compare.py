@@ -281,6 +281,26 @@ def test_steps_of_one_run_are_told_as_ranges(tmp_path: Path) -> None:
     assert compare(a, b, Options(first_step=1, last_step=3, signals=("actv",))).agrees
 
 
+def test_steps_that_a_run_has_chosen_by_their_cost_are_no_difference(tmp_path: Path) -> None:
+    """Of tensors those of one run alone are left out, but neither its numbers of the run nor rows within a step."""
+
+    def paced(name: str, steps: int, recorded: set[int], gap: str = "") -> Path:
+        def change(at: Where, x: Array) -> Array | None:
+            return x if at.signal == "param_origin" or (at.step in recorded and at.name != gap) else None
+
+        renamed, config = {"param_origin": "run"}, {"max_overhead": 0.01}
+        return write_run(tmp_path / name, change, steps=range(steps), signals=renamed, config=config)
+
+    a, b = paced("a", 6, {0, 1, 2, 4}), paced("b", 6, {0, 2, 3, 5})
+    found = compare(a, b)
+    assert (found.agrees, found.paced, found.only_rows) == (True, True, (0, 0))
+    assert {signal: rows for signal, rows, *_ in found.counts}["grad_reduced"] == 2 * 2 * len(MODULES)
+    assert compare(a, b, Options(signals=("grad_reduced",))).agrees
+    assert compare(a, paced("longer", 7, {0, 2, 6})).only_steps.b == ["6"]
+    within = compare(a, paced("gap", 6, {0, 3}, "head.weight"), Options(signals=("grad_reduced",)))
+    assert within.only_names.a == ["grad_reduced head.weight (1 row)"]
+
+
 def test_steps_may_be_numbered_otherwise(tmp_path: Path) -> None:
     """With an offset step 0 of A is compared with step 100 of B, across files that begin elsewhere."""
     place = PLACES[0]

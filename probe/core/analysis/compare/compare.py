@@ -93,6 +93,8 @@ class Comparison(NamedTuple):
     layers: list[Layers]
     largest: float
     """Largest relative difference of all rows; 0 if all numbers are equal to the digits that were written."""
+    paced: bool
+    """True if a run chose the steps that it recorded by their cost, so that those of one run alone are left out."""
     jumps: list[Jump]
     """First modules whose outputs differ by much more than what goes into them, in causal order."""
     precision: list[str]
@@ -217,6 +219,7 @@ def _compared(
         growth=[_growth(tables, signal) for signal in sides.signals],
         layers=[_layers(tables, signal, executed.get(signal, {})) for signal in sides.signals],
         largest=_largest(tables),
+        paced=sides.a.paced or sides.b.paced,
         jumps=first_of(tables.jumps),
         precision=sides.other_precision(),
         problems=[],

@@ -163,6 +163,11 @@ class Side(NamedTuple):
         given = self.run.directories[0].manifest.config.get("ndigits")
         return 10.0**-given if isinstance(given, int) else 0.0
 
+    @property
+    def paced(self) -> bool:
+        """True if it chose the steps that it recorded by their cost, so that another run of the program has others."""
+        return self.run.directories[0].manifest.config.get("max_overhead") is not None
+
 
 def found(letter: str, root: Place, directory: str = "") -> Side:
     """Find the last run in a directory.

@@ -141,6 +141,8 @@ def about(comparison: Comparison) -> Iterator[Message]:
         dtype=f" ({comparison.dtype})" if comparison.dtype else "",
         **values,
     )
+    if comparison.paced:
+        yield message("max_overhead chose the recorded steps: those of one run alone are left out")
     if renamed := comparison.renamed - comparison.by_framework:
         yield in_number(renamed, "{number} name is different in B", "{number} names are different in B")
     if comparison.by_framework:

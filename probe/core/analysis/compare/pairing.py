@@ -11,7 +11,7 @@ from probe.core.analysis.compare.compared_piece import Side
 from probe.core.analysis.compare.name_map import NameMap, Pairs, nearest, pair
 from probe.core.language import invalid
 from probe.core.messages import spans
-from probe.core.naming import signal_of
+from probe.core.naming import RUN, signal_of
 from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP
 
 KEY = ("rank", "stage", NAME, STEP, MICRO_STEP, CALL)
@@ -72,6 +72,8 @@ class RowPairing(NamedTuple):
     """True if the first step that is compared is the first of both runs."""
     jump: float = math.inf
     """Relative difference of what comes out of a module from which on it is more than rounding."""
+    left_out: tuple[tuple[str, int], ...] = ()
+    """Signals of A with steps of one run alone that are no difference: a run that is paced chose its own."""
 
 
 NOISE: dict[str, float] = {"float64": 1e-12, "float32": 1e-6, "float16": 3e-4, "bfloat16": 1e-3, "float8": 1e-2}
@@ -175,6 +177,7 @@ class Sides:
             frozenset(self._noise(NOISE[dtype]) if relative else ()),
             self._begins(),
             jump,
+            tuple((s, step) for s in self._paced() for step in self._steps_of("a", s) ^ self._steps_of("b", s)),
         )
 
     def other_precision(self) -> list[str]:
@@ -265,9 +268,18 @@ class Sides:
         a, b = (self.census.names(letter, of[letter]) for letter in "ab")
         return pair(self.options.mapping, a, b, len(frameworks) > 1)
 
+    def _paced(self) -> set[str]:
+        """Signals of which a run may have chosen the steps by their cost."""
+        return self.signals.keys() - {RUN} if self.a.paced or self.b.paced else set()
+
+    def _steps_of(self, letter: str, signal: str) -> set[int]:
+        return self.census.steps(letter, [signal if letter == "a" else self.signals[signal]])
+
     def _pair_steps(self) -> tuple[tuple[int, ...], OnlyIn]:
         a, b = self.census.steps("a", self.signals), self.census.steps("b", self.signals.values())
-        only = OnlyIn(spans(a - b), spans(step + self.options.step_offset for step in b - a))
+        whole = self.signals.keys() - self._paced()
+        of_a, of_b = (set[int]().union(*(self._steps_of(letter, signal) for signal in whole)) for letter in "ab")
+        only = OnlyIn(spans(of_a - of_b), spans(step + self.options.step_offset for step in of_b - of_a))
         if not a & b:
             texts = [", ".join(steps_of[:5]) or "none" for steps_of in only]
             raise ValueError(

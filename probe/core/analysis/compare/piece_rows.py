@@ -10,7 +10,7 @@ from probe.core.naming import STATE_PHASE, signal_of
 from probe.core.storage.batches import steps
 from probe.core.storage.duckdb_reader import Rows, fill
 from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP, cell_name
-from probe.core.storage.sql import quoted
+from probe.core.storage.sql import literal, quoted
 from probe.core.storage.table_files import size_and_time
 
 WINDOW = 1 << 25
@@ -30,6 +30,7 @@ class PieceRows:
         fill(self.connection, "noise", {"name": "VARCHAR"}, ((name,) for name in pairing.noise))
         fill(self.connection, "names", {"a": "VARCHAR", "b": "VARCHAR"}, pairing.names.items())
         fill(self.connection, "steps", {"step": "BIGINT"}, ((step,) for step in steps))
+        fill(self.connection, "left_out", {"signal": "VARCHAR", "step": "BIGINT"}, pairing.left_out)
 
     def windows(self, signal: str) -> Iterator[tuple[int, int]]:
         """Ranges of A's steps, first and last, that are compared one at a time."""
@@ -53,19 +54,21 @@ class PieceRows:
         ops = pairing.ops[signal]
         idle = _idle(ops) if signal_of(signal).phase == STATE_PHASE else "false"
         fixed = f"shape, dtype, elements(shape) AS elements, {idle} AS idle"
+        condition = f"WHERE t.step NOT IN (SELECT step FROM left_out WHERE signal = {literal(signal)})"  # noqa: S608
         noise = "f.name IN (SELECT name FROM noise)" if is_about_parameters(signal) else "false"
         a = (
             "SELECT r.a AS rank, vpp_stage AS stage, coalesce(n.b, f.name, '') AS name, f.name AS own, f.step, "  # noqa: S608
             f"micro_step, call, {fixed}, norm / sqrt(greatest(elements(shape), 1)) AS rms, {noise} AS noise"
             f"{_listed(ops)} "
             f"FROM {_read(self.a, signal, first, last, ops)} AS f "
-            "JOIN ranks AS r ON r.a = f.rank LEFT JOIN names AS n ON n.a = f.name JOIN steps AS t ON t.step = f.step"
+            "JOIN ranks AS r ON r.a = f.rank LEFT JOIN names AS n ON n.a = f.name JOIN steps AS t ON t.step = f.step "
+            f"{condition}"
         )
         of_b = _read(self.b, pairing.signals[signal], first + offset, last + offset, ops)
         b = (
             "SELECT r.a AS rank, vpp_stage AS stage, coalesce(f.name, '') AS name, f.name AS own, t.step, "  # noqa: S608
             f"micro_step, call, {fixed}{_listed(ops)} FROM {of_b} AS f "
-            f"JOIN ranks AS r ON r.b = f.rank JOIN steps AS t ON t.step = f.step - {offset}"
+            f"JOIN ranks AS r ON r.b = f.rank JOIN steps AS t ON t.step = f.step - {offset} {condition}"
         )
         return a, b
 

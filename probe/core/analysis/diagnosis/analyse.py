@@ -300,15 +300,23 @@ def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Evalu
         )
     if "actv" in rows.signals and "zeros" not in rows.numbers("actv"):
         yield message("dead layers cannot be recognised: the op zeros was not collected")
-    last = max((rank.last_step for rank in judged), default=-1)
-    for rank in judged:
-        if 0 <= rank.last_step < last:
+    ends = _ends(rows, judged)
+    last = max(ends.values(), default=-1)
+    for rank, step in ends.items():
+        if 0 <= step < last:
             yield message(
-                "rank {rank} ends at step {step}, others go on to step {last}",
-                rank=rank.rank,
-                step=rank.last_step,
-                last=last,
+                "rank {rank} ends at step {step}, others go on to step {last}", rank=rank, step=step, last=last
             )
+
+
+def _ends(rows: Rows, judged: Sequence[EvaluatedRank]) -> dict[int, int]:
+    """Return the last step of each rank. Ranks may record tensors in other steps, but count them all."""
+    ends = {rank.rank: rank.last_step for rank in judged}
+    if len({*ends.values()}) > 1 and RUN in rows.signals:
+        query = f"SELECT rank, max(step) FROM {rows.view(RUN)} GROUP BY rank"  # noqa: S608 - no word is a user's
+        for rank, step in rows.connection.execute(query).fetchall():
+            ends[rank] = max(step, ends.get(rank, step))
+    return ends
 
 
 def _plan_notes(run: RecordedRun) -> Iterable[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from probe.core.analysis.diagnosis.analyse import Analysis
 from probe.core.analysis.diagnosis.run_verdict import picture_about, verdict_about
 from probe.core.language import in_language, message
-from probe.core.naming import LOSS, RUN
+from probe.core.naming import LOSS, LOSS_ROOT, RUN
 from probe.core.storage.anomaly_json import in_json
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import PP_STAGE
@@ -61,20 +61,22 @@ def _focus(picture: VerdictPicture, verdict: Verdict, analysis: Analysis) -> dic
 
 def _loss(analysis: Analysis) -> list[list[Any]]:
     """Return steps and values of the loss, the first of each stretch of steps or one that is not finite, and the last;
-    empty if it was not recorded."""
+    empty if it was not recorded. The program's own comes before that of the backward."""
     rank = analysis.run.ranks[0]
     own = [directory for directory in analysis.run.directories if directory.rank == rank]
     with Rows(own, Problems()) as rows:  # the analysis has reported what cannot be read
         if RUN not in rows.signals:
             return []
-        source = f"{rows.view(RUN)} WHERE name = '{LOSS}' AND value IS NOT NULL AND step IS NOT NULL"
+        named = f"(SELECT min(name) FROM {rows.view(RUN)} WHERE name IN ('{LOSS}', '{LOSS_ROOT}'))"  # noqa: S608 - our own view
+        source = f"{rows.view(RUN)} WHERE name = {named} AND value IS NOT NULL AND step IS NOT NULL"
         first, last = rows.connection.execute(f"SELECT min(step), max(step) FROM {source}").fetchone() or (None, None)  # noqa: S608 - our own view
         if first is None:
             return []
         width = math.ceil((last - first + 1) / POINTS)
+        earliest = f"CASE WHEN isfinite(value) THEN step ELSE step - {1 << 60} END"
         points = rows.connection.execute(
-            "SELECT min(step), arg_min(value, CASE WHEN isfinite(value) THEN step ELSE -1 END), max(step),"  # noqa: S608
-            f" arg_max(value, step) FROM {source} GROUP BY (step - ?) // ? ORDER BY 1",
+            f"SELECT arg_min(step, {earliest}), arg_min(value, {earliest}), max(step), arg_max(value, step) "  # noqa: S608
+            f"FROM {source} GROUP BY (step - ?) // ? ORDER BY 1",
             [first, width],
         ).fetchall()
     ends = [(points[-1][2], points[-1][3])] if points[-1][2] != points[-1][0] else []
