@@ -260,6 +260,9 @@ class _Survey:
         ]
         self._masks = [*self._masked(kinds)][:MOST_LAYERS]
         self._padded = [*self._padded_reads(kinds)]
+        alone = (self._place(node) for kind, node in kinds if _is_of_one_sample(kind, node))
+        self._one_sample = next(alone, None)
+        self._size = sum(getattr(node, "variable", None) is None for node in nodes)
 
     def send(self) -> Callable[[], LossGraph]:
         """Start the copy of the numbers; return a function that waits for the facts."""
@@ -289,7 +292,7 @@ class _Survey:
             )
             layers = [is_read for is_read, mean, _ in reads if not mean]
             wrong = [place for is_read, mean, place in reads if is_read and (mean or all(layers))]
-            of_data = batch, bool(lookups), streams
+            of_data = batch, bool(lookups), self._one_sample, self._size, streams
             return LossGraph(of_losses, min(weights), max(weights), *facts, next(iter(wrong), None), *of_data)
 
         return read
@@ -428,6 +431,17 @@ class _Survey:
             axes = weights.dim() if weights is not None and _is_square(weights, 3) else 0
             if axes and _signed(before._saved_dim) % axes < axes - 2:
                 yield self._place(before)
+        for kind, node in kinds:
+            if kind == "Softmax" and self._mixes(node):
+                yield self._place(node)
+
+    def _mixes(self, softmax: Any) -> bool:
+        """Return whether weights of several places of each sample of a loss have a sum of 1 over the samples."""
+        weights = _saved(softmax, "result")
+        if weights is None or weights.dim() not in (2, 3) or _signed(softmax._saved_dim) % weights.dim():
+            return False
+        rows, places = weights.shape[:2]
+        return self._samples == {rows} and 1 < rows != places > 1
 
     def _crossed(self, kinds: Sequence[tuple[str, Any]]) -> Crossing | None:
         """Return the first layer that takes the samples of a loss for a sequence, and the places of each for samples,
@@ -751,6 +765,12 @@ def _batch(kind: str, node: Any) -> tuple[int, int, int] | None:
     if memory.nbytes() < 2 * inputs.numel() * inputs.element_size():
         return None
     return memory.data_ptr(), inputs._version, int(inputs.storage_offset())
+
+
+def _is_of_one_sample(kind: str, node: Any) -> bool:
+    """Return whether a node is a batch norm in training that gets one sample."""
+    inputs = _saved(node, "input") if kind.endswith("BatchNorm") and getattr(node, "_saved_training", False) else None
+    return inputs is not None and len(inputs) == 1
 
 
 def _value(node: Any) -> torch.Tensor | None:

@@ -11,6 +11,7 @@ from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplic
 from probe.core.checks.loss_form import LossForm
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
+from probe.core.checks.loss_unbounded import LossUnbounded
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
 from probe.core.checks.parameter_stuck import ParameterStuck
@@ -19,7 +20,7 @@ from probe.core.checks.update_without_backward import UpdateWithoutBackward
 from probe.core.door import FaultCounter, attempt
 from probe.core.language import joined, message
 
-OF_LOSSES = frozenset({LossNotFinite.name, LossLeap.name})
+OF_LOSSES = frozenset({LossNotFinite.name, LossLeap.name, LossUnbounded.name})
 """Checks that judge losses alone."""
 OF_OBJECTS = frozenset(
     {
