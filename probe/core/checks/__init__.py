@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probe.core.checks.at_the_end import RateRises, UpdatesCease
 from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.checkpoint_cut import CheckpointCut
 from probe.core.checks.clip_after_update import ClipAfterUpdate
@@ -150,6 +151,7 @@ CHECKS: dict[str, type[Check]] = {
     "schedule-ahead": ScheduleReturns,
     "schedule-of-another": OtherSchedule,
     "schedule-rests": ScheduleRests,
+    "warm-up-unfinished": RateRises,
     "schedule-restarted": ScheduleRestarted,
     "plateau-of-maximum": PlateauOfMaximum,
     "unfrozen-not-held": UnfrozenNotHeld,
@@ -196,6 +198,7 @@ CHECKS: dict[str, type[Check]] = {
     "one-row": OneRow,
     "norm-of-one-sample": OneSample,
     "forwards-unused": UnusedForwards,
+    "updates-cease": UpdatesCease,
     "dropout-repeats": DropoutRepeats,
     "samples-repeated": BatchesTwice,
     "term-without-gradient": NoGradientTerm,

@@ -112,6 +112,16 @@ class UpdateJudge:
         if placed := self._account.placed(step):
             attempt(self._faults, "sentinel: file", self._write, placed)
 
+    def end(self, operations: int) -> None:
+        """Keep what shows at the end of the run, once all updates were judged.
+
+        Args:
+            operations: those that have entered graphs in training mode after the last update.
+        """
+        if findings := self.panel.ended(operations):
+            self._account.checked(findings)
+            attempt(self._faults, "sentinel: file", self._write, findings)
+
     def _keep(self, findings: Sequence[CheckFinding]) -> None:
         self.findings += findings[: max(0, MOST - len(self.findings))]
         self._account.checked(findings)
