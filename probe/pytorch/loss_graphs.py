@@ -56,6 +56,8 @@ MOST_CLASSES, MOST_LABELS = 32, 1 << 14
 """Classes of a loss whose weights are compared with the number of their labels, and labels that are counted."""
 PRIME = 16_777_213
 """Largest prime of 24 bits."""
+CHANNELS, LIGHT, BYTE = 4, 100, 255
+"""Channels of an image at most, and its lightest number: at least, and at most."""
 MANY = 8
 """Labels of a batch that are not one class by chance."""
 LARGE = 1 << 24
@@ -261,7 +263,7 @@ class _Survey:
         self._masks = [*self._masked(kinds)][:MOST_LAYERS]
         self._padded = [*self._padded_reads(kinds)]
         alone = (self._place(node) for kind, node in kinds if _is_of_one_sample(kind, node))
-        self._one_sample = next(alone, None)
+        self._one_sample, self._pixels = next(alone, None), [*self._images(kinds)][:1]
         self._size = sum(getattr(node, "variable", None) is None for node in nodes)
 
     def send(self) -> Callable[[], LossGraph]:
@@ -292,7 +294,8 @@ class _Survey:
             )
             layers = [is_read for is_read, mean, _ in reads if not mean]
             wrong = [place for is_read, mean, place in reads if is_read and (mean or all(layers))]
-            of_data = batch, bool(lookups), self._one_sample, self._size, streams
+            pixels = next((place for ends, place in self._pixels if _are_bytes(*(numbers[n] for n in ends))), None)
+            of_data = batch, bool(lookups), self._one_sample, pixels, self._size, streams
             return LossGraph(of_losses, min(weights), max(weights), *facts, next(iter(wrong), None), *of_data)
 
         return read
@@ -434,6 +437,17 @@ class _Survey:
         for kind, node in kinds:
             if kind == "Softmax" and self._mixes(node):
                 yield self._place(node)
+
+    def _images(self, kinds: Sequence[tuple[str, Any]]) -> Iterator[tuple[Sequence[int], str]]:
+        """Yield least and greatest number of the images that convolutions get, and how many are not whole, as positions
+        of numbers, with the place; those behind which there is a norm are left out."""
+        normed = {_behind(node) for kind, node in kinds if kind.endswith("Norm")}
+        for kind, node in kinds:
+            inputs = _saved(node, "input") if kind == "Convolution" and node.next_functions[0][0] is None else None
+            if inputs is not None and inputs.dim() == 4 and inputs.shape[1] <= CHANNELS and node not in normed:
+                few = inputs.flatten()[:MOST_LABELS]
+                ends = [*map(self._numbers.add, (*few.aminmax(), (few != few.round()).sum()))]
+                yield ends, self._names.get(id(getattr(node.next_functions[1][0], "variable", None)), "")
 
     def _mixes(self, softmax: Any) -> bool:
         """Return whether weights of several places of each sample of a loss have a sum of 1 over the samples."""
@@ -765,6 +779,11 @@ def _batch(kind: str, node: Any) -> tuple[int, int, int] | None:
     if memory.nbytes() < 2 * inputs.numel() * inputs.element_size():
         return None
     return memory.data_ptr(), inputs._version, int(inputs.storage_offset())
+
+
+def _are_bytes(least: float, most: float, broken: float) -> bool:
+    """Return whether numbers are the bytes of images."""
+    return least >= 0 and LIGHT <= most <= BYTE and not broken
 
 
 def _is_of_one_sample(kind: str, node: Any) -> bool:

@@ -627,6 +627,26 @@ class OneSample(OfShapes):
         return LossFault(text, {}, _module(graph.one_sample))
 
 
+class PixelsUnscaled(OfShapes):
+    """Note images of whole numbers from 0 to 255 that a convolution gets, and behind which no norm follows."""
+
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
+    name = "pixels-unscaled"
+    title = "Pixels are not scaled"
+    why = "Activations and gradients are a hundred times as large as the initialisation is made for."
+    source = "https://karpathy.github.io/2019/04/25/recipe/"
+    remedy = "Divide by 255, and subtract the mean: the net is made for numbers of size 1."
+    graphs = 3
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if graph.pixels is None:
+            return None
+        return LossFault(message("the model gets images of whole numbers up to 255"), {}, _module(graph.pixels))
+
+
 class UnusedForwards(OfShapes):
     """Note that between two updates of one backward ten times as many operations enter graphs as that of the loss has:
     most forwards are computed with gradients, and no backward uses them."""
