@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import UnusualCheck
 from probe.core.checks.update_facts import UpdateFacts
 from probe.core.language import message
@@ -24,7 +24,7 @@ class UpdatesCease(UnusualCheck):
     source = "https://github.com/dome272/Wuerstchen/issues/27"
     sees = "the number of operations in graphs at the last update, and at the end of the run"
     remedy = "Count the batches that are skipped, and look at the loss of these: whether their data have changed."
-    lacks = "the run was too short"
+    lacks = NotApplicable("the run was too short")
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class RateRises(UnusualCheck):
     source = "https://github.com/deepmodeling/deepmd-kit/pull/5134"
     sees = "the learning rate at each update"
     remedy = "Give the schedule the number of updates of this run, not of epochs, ranks or micro batches."
-    lacks = "the run was too short"
+    lacks = NotApplicable("the run was too short")
 
     def __init__(self) -> None:
         super().__init__()

@@ -212,9 +212,11 @@ class PenaltyConstant(Habit):
 
 
 class SeedRepeats(Habit):
-    """Report that one seed is set between each two updates, and numbers are drawn: noise, masks and steps of a
-    diffusion are the same in each."""
+    """Note that one seed is set between each two updates, and numbers are drawn: noise, masks and steps of a diffusion
+    are the same in each. A program that learns one batch by heart may mean it."""
 
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
     updates = 5
     name = "seed-repeats"
     title = "Seed is set again"

@@ -612,7 +612,7 @@ class OneSample(OfShapes):
     kind: ClassVar[CheckClass] = "unusual"
     grade: ClassVar[Grade] = "note"
     name = "norm-of-one-sample"
-    title = "Batch norm of one sample"
+    title = "Norm of one sample"
     why = "Evaluation takes other statistics than training: those of all samples, and not of each."
     source = "https://arxiv.org/abs/1803.08494"
     remedy = "Use GroupNorm, freeze the batch norms of a pretrained model, or take more samples in a batch."

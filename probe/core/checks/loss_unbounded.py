@@ -25,7 +25,7 @@ class LossUnbounded(ChangeCheck):
     source = "https://github.com/wiseodd/generative-models/issues/43"
     sees = "the root of each backward, as soon as its value is on the host"
     remedy = "Look at the signs of the terms: a divergence, a distance and a penalty are added, and never below zero."
-    lacks = "fewer losses were seen than are needed to know the first ones"
+    lacks = "no loss was seen"
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class LossUnbounded(ChangeCheck):
         facts, loss = update.facts, update.facts.loss
         if not facts.loss_seen or not isfinite(loss):
             return
+        self.judged = True
         if self._number < FIRST:
             self._number += 1
             self._least, self._most = min(self._least, loss), max(self._most, loss)
             return
-        self.judged = True
         if self._streak.completes(facts.alone and not self._least and loss < -TIMES * self._most, facts.step):
             text = message("the loss, at first above zero, is {loss:.3g}, and falls", loss=loss)
             yield self.finding(facts, self._streak.since, text, {"loss": loss, "first": self._most})
