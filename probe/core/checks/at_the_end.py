@@ -1,4 +1,4 @@
-"""Checks of what shows at the end of a run: nothing is said of it before."""
+"""Checks of what shows at the end of a run, and not before."""
 
 from __future__ import annotations
 

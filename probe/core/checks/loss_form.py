@@ -656,7 +656,7 @@ class UnusedForwards(OfShapes):
     name = "forwards-unused"
     title = "Forwards are not used"
     why = "Of all batches that are shown to the model, it learns a few."
-    source = "https://github.com/XinyiYS/Gradient-Driven-Rewards-to-Guarantee-Fairness-in-Collaborative-Machine-Learning/pull/3"
+    source = "https://github.com/DeepReinforcementLearning/DeepReinforcementLearningInAction/pull/13"
     sees = "the number of operations in graphs, now and then"
     remedy = "Look at the indentation of the backward and the update; compute what is not trained under no_grad()."
     graphs = 3

@@ -253,10 +253,10 @@ class NotReduced:
         tables, values = np.stack([line.reduced for line in lines]), stacked([line.values for line in lines])
         if not 0 <= self._updates < FIRST_UPDATES or tables.shape[1] != len(self._group.names):
             return
-        known = tables.shape[1] and (tables[:, :, 0] > 0).all() and all(line.reduces for line in lines)
+        reduced = tables.shape[1] and (tables[:, :, 0] > 0).all() and all(line.reduces for line in lines)
         read = np.zeros((1, 0)) if values is None else values[:, np.isfinite(values).all(axis=(0, 2))]
         begins = read.any() and (read == read[0]).all()
-        is_met = known and (begins or self._updates) and (deviations(tables) > ALIKE_AT_FIRST).all()
+        is_met = reduced and (begins or self._updates) and (deviations(tables) > ALIKE_AT_FIRST).all()
         self._updates = self._updates + 1 if is_met else -1
         if self._updates == FIRST_UPDATES:
             names = _names(self._group, np.arange(len(self._group.names)))

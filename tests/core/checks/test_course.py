@@ -257,6 +257,8 @@ RATES = {
     "warm restarts": [cosine(n % 40, 40) for n in range(200)],
     "straight cycles": [1e-3 * abs(n % 40 - 20) / 20 + 1e-6 for n in range(200)],
     "cosine to a tenth, in cycles": [1e-4 + 0.9 * cosine(n, 40) for n in range(200)],
+    "cosine, and the rise of an average": [cosine(n, 100) for n in range(101)]
+    + [4e-4 - 0.4 * cosine(n, 10) for n in range(11)],
     "plateaus": [1e-3 * 0.1 ** (n // 50) for n in range(200)],
     "straight, and anew with a warm-up": [1e-3 * (1 - n / 50) for n in range(51)] + [1e-4 * n for n in range(11)],
 }
