@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import FunctionCtx
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from probe.core.backend.live_objects import instances
 from probe.core.checks.loss_calls import KEPT, READ, Crossing, Form, LossCall, LossGraph, Regrouped, Relation, exchanges
 from probe.pytorch import operation_kinds, tensors
 from probe.pytorch.dtensor import PLAIN
@@ -203,6 +205,11 @@ def in_order() -> bool:
     loaders = (vars(thing) for thing in reached() if issubclass(type(thing), DataLoader))
     samplers = [getattr(loader.get("batch_sampler"), "sampler", loader.get("sampler")) for loader in loaders]
     samplers += BEGUN.values()
+    if not samplers:  # the loader has no name, and has begun before the watch
+        begun = map(vars, instances(_BaseDataLoaderIter))
+        samplers = [
+            getattr(vars(part).get("_index_sampler"), "sampler", None) for part in instances(_BaseDataLoaderIter)
+        ]
     return bool(samplers) and all(type(sampler) is SequentialSampler for sampler in samplers)
 
 

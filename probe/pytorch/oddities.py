@@ -86,7 +86,10 @@ def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], 
             "betas": tuple(str(group["betas"]) for group in optimizer.param_groups if _exchanged(optimizer, group)),
         }
         settings["always drops"] = tuple(
-            name for model in models for name, module in model.named_modules() if _always_drops(type(module))
+            name or type(module).__name__
+            for model in models
+            for name, module in model.named_modules()
+            if _always_drops(type(module))
         )
         settings["schedules"] = tuple(_resting(things, optimizer))
         decays = (decay for group in optimizer.param_groups if (decay := _decay(optimizer, group)) >= DECAY)

@@ -383,6 +383,21 @@ def samples_are_sorted(faulty: bool) -> Program:
     return classifier(), loop
 
 
+@program("one-class-batches")
+def sorted_samples_have_begun_before(faulty: bool) -> Program:
+    """Of a loader that no variable leads to."""
+    data = torch.utils.data.TensorDataset(torch.randn(96, 8), torch.arange(96) // 24)
+    batches = iter(torch.utils.data.DataLoader(data, 8, shuffle=not faulty))
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    return classifier(), loop
+
+
 def epochs(model: Any, optimizer: Any, told: bool) -> None:
     """Epochs of a rank, with a validation whose order is of no importance between them."""
     data = torch.utils.data.TensorDataset(torch.randn(24, 8))
