@@ -207,9 +207,7 @@ def in_order() -> bool:
     samplers += BEGUN.values()
     if not samplers:  # the loader has no name, and has begun before the watch
         begun = map(vars, instances(_BaseDataLoaderIter))
-        samplers = [
-            getattr(vars(part).get("_index_sampler"), "sampler", None) for part in instances(_BaseDataLoaderIter)
-        ]
+        samplers = [getattr(part.get("_index_sampler"), "sampler", None) for part in begun]
     return bool(samplers) and all(type(sampler) is SequentialSampler for sampler in samplers)
 
 
