@@ -3,13 +3,18 @@ written without effect. No code of the user's runs, and nothing waits for a devi
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
+import textwrap
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
 
 from probe.core.checks.oddities import LOST, MOMENTUM, settings_of
 from probe.pytorch import tensors
@@ -24,6 +29,8 @@ MOST_COPIES, MOST_ROUNDED, MOST_ELEMENTS = 32, 8, 1 << 16
 """Copies of each, weights of half precision, and elements of one, that are looked at."""
 ROUNDING = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW})
 """Optimizers whose updates round weights to the nearest number."""
+FUNCTIONAL = ("F", "functional", "nn.functional", "torch.nn.functional")
+"""Names of the module of functions."""
 WRITES = 5
 """Number of writes between two looks from which on a copy is written with each update."""
 
@@ -52,8 +59,9 @@ _pasts: weakref.WeakKeyDictionary[Any, _Past] = weakref.WeakKeyDictionary()
 
 def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], Oddities]:
     """Return a function that waits for the oddities, by kind, each with its places: ``frozen norms``, ``norm
-    momentum``, ``one memory``, ``betas``, ``decay``, ``rounded away`` and ``copies that stay``. What changes is
-    compared with the last look."""
+    momentum``, ``one memory``, ``betas``, ``decay``, ``rounded away``, ``copies that stay``, ``always drops``,
+    ``schedules`` that were never stepped, with their steps, and ``cycles``, those whose steps are updates. What changes
+    is compared with the last look."""
     with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
         names = {id(parameter): name for model in models for name, parameter in model.named_parameters()}
         things = [*reached()]
@@ -70,6 +78,13 @@ def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], 
             "one memory": tuple(_doubled(owned, names)),
             **settings_of(type(optimizer).__name__, optimizer.param_groups),
         }
+        settings["always drops"] = tuple(
+            name or type(module).__name__
+            for model in models
+            for name, module in model.named_modules()
+            if _always_drops(type(module))
+        )
+        settings["schedules"] = tuple(_resting(things, optimizer))
         now = {id(copy.tensor()): copy for copy in copies}
         pairs = [(before, now[id(thing)]) for before in past.copies if id(thing := before.tensor()) in now]
         return lambda: {
@@ -77,6 +92,46 @@ def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], 
             "copies that stay": tuple(dict.fromkeys(_staying(pairs))),
             "rounded away": tuple(_most(lost)),
         }
+
+
+def _resting(things: Iterable[Any], optimizer: Any) -> list[str]:
+    """Return the number of steps of each schedule of an optimizer, 0 where it is not known to be one of updates, if
+    none was stepped. An average of weights has a schedule that begins later."""
+    schedules = [
+        thing
+        for thing in things
+        if issubclass(type(thing), lr_scheduler.LRScheduler) and vars(thing).get("optimizer") is optimizer
+    ]
+    if any(vars(schedule).get("_step_count", 2) > 1 for schedule in schedules):
+        return []
+    return [str(vars(schedule).get("total_steps", 0)) for schedule in schedules if type(schedule) is not SWALR]
+
+
+_dropping: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def _always_drops(kind: type) -> bool:
+    """Return whether the forward of a class of modules calls the function of dropout without its mode."""
+    if kind not in _dropping:
+        code = getattr(getattr(kind, "forward", None), "__code__", None)
+        is_own = code is not None and "dropout" in code.co_names and not kind.__module__.startswith("torch.")
+        _dropping[kind] = is_own and any(map(_has_no_mode, _parsed(kind)))
+    return _dropping[kind]
+
+
+def _parsed(kind: type) -> Iterable[ast.AST]:
+    """Return the parts of the source of the forward of a class; none if it cannot be read."""
+    try:
+        return ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind.forward))))  # type: ignore[attr-defined]
+    except (OSError, TypeError, SyntaxError):  # of code that is in no file
+        return ()
+
+
+def _has_no_mode(part: ast.AST) -> bool:
+    if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Attribute) or part.func.attr != "dropout":
+        return False
+    is_function = ast.unparse(part.func.value) in FUNCTIONAL
+    return is_function and len(part.args) < 3 and not any(word.arg in ("training", None) for word in part.keywords)
 
 
 def _counts(module: Any) -> bool:

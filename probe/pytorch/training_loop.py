@@ -117,6 +117,8 @@ def _around_engine(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         for listener in _backwards:
             attempt(listener.faults, "backward", _announce, listener.began, args)
+        for habits in _habits if args[4] and not args[3] else ():
+            attempt(habits.faults, "habit", _penalised, habits.noted)
         result = original(*args, **kwargs)
         for listener in _backwards:
             attempt(listener.faults, "backward", listener.ended)
@@ -334,6 +336,7 @@ def _listen_to_habits() -> Iterator[Undo]:
         (clip_grad, _GROUPS, _valued),
         (lr_scheduler.ReduceLROnPlateau, "step", _measured),
         (DataLoader, "__iter__", _begun),
+        (torch, "manual_seed", _seeded),
     ):
         if owner is not object and hasattr(owner, name):
             original = getattr(owner, name)
@@ -395,6 +398,24 @@ def _begun(noted: Callable[[str, Any], None], loader: Any, *_: Any, **__: Any) -
     BEGUN[id(sampler)] = sampler
     if torch.is_grad_enabled() and type(loader.sampler) is SequentialSampler and len(loader) > 1:
         noted("begins again", None)
+
+
+def _penalised(noted: Callable[[str, Any], None]) -> None:
+    """Note gradients, without a graph, that a penalty is made of, by the name of the function."""
+    if torch.is_grad_enabled() and any("penalty" in frame.f_code.co_name for frame in islice(callers(), NEAR)):
+        noted("penalty without graph", None)
+
+
+def _seeded(noted: Callable[[str, Any], None], seed: Any = None, *_: Any, **__: Any) -> None:
+    """Note a seed that was the last one, too, if random numbers were drawn since."""
+    generator = torch.default_generator
+    if not isinstance(seed, int) or seed != generator.initial_seed() or not torch.is_grad_enabled():
+        return
+    with torch._C.DisableTorchFunction(), unseen():
+        drawn = not torch.equal(generator.get_state(), torch.Generator().manual_seed(seed).get_state())
+        on_devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+        if drawn or any(generator.get_offset() for generator in on_devices):
+            noted(f"seed {seed}", None)
 
 
 def _drops(part: torch.nn.Module) -> bool:

@@ -319,6 +319,22 @@ def attention_is_normalized_over_samples(faulty: bool) -> Program:
     return Heads(axis=0 if faulty else -1), updates(of_sequences)
 
 
+class Pooled(nn.Module):  # type: ignore[misc]
+    """Mean over positions, with weights that a layer gives them."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.score, self.out, self.axis = nn.Linear(8, 1), nn.Linear(8, 4), axis
+
+    def forward(self, x: Any) -> Any:
+        return self.out((self.score(x).softmax(self.axis) * x).sum(1))
+
+
+@program("softmax-axis", "score")
+def pooling_is_normalized_over_samples(faulty: bool) -> Program:
+    return Pooled(0 if faulty else 1), updates(of_sequences)
+
+
 @program("loss-negated")
 def loss_is_raised(faulty: bool) -> Program:
     def loss(model: Any) -> Any:
@@ -360,6 +376,21 @@ def samples_are_sorted(faulty: bool) -> Program:
     def loop(model: Any, optimizer: Any) -> None:
         data = torch.utils.data.TensorDataset(torch.randn(96, 8), torch.arange(96) // 24)
         for x, y in torch.utils.data.DataLoader(data, 8, shuffle=not faulty):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    return classifier(), loop
+
+
+@program("one-class-batches")
+def sorted_samples_have_begun_before(faulty: bool) -> Program:
+    """Of a loader that no variable leads to."""
+    data = torch.utils.data.TensorDataset(torch.randn(96, 8), torch.arange(96) // 24)
+    batches = iter(torch.utils.data.DataLoader(data, 8, shuffle=not faulty))
+
+    def loop(model: Any, optimizer: Any) -> None:
+        for x, y in batches:
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()

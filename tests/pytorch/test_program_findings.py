@@ -193,6 +193,172 @@ def average_whose_decay_is_one(faulty: bool) -> Program:
     return Program(model, [optimizer], steps())
 
 
+@program("schedule-rests")
+def schedule_is_never_stepped(faulty: bool) -> Program:
+    """With a loader, and without one."""
+    model = net()
+    optimizer, script = torch.optim.Adam(model.parameters(), 1e-2), vars(sys.modules["__main__"])
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=101)
+
+    def steps() -> Iterator[Any]:
+        script["schedule"] = schedule
+        for step in plain(model, optimizer, 101):
+            if not faulty and step:
+                schedule.step()
+            yield step
+        del script["schedule"]
+
+    return Program(model, [optimizer], steps())
+
+
+@program("schedule-rests")
+def schedule_is_not_stepped_in_epochs(faulty: bool) -> Program:
+    model = net()
+    optimizer, script = torch.optim.Adam(model.parameters(), 1e-2), vars(sys.modules["__main__"])
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    loader = torch.utils.data.DataLoader(torch.zeros(7), shuffle=True)
+
+    def steps() -> Iterator[Any]:
+        script["schedule"] = schedule
+        for epoch in range(7):
+            for batch, _ in zip(loader, plain(model, optimizer, 8), strict=False):
+                yield batch
+            if epoch and not faulty:
+                schedule.step()
+        del script["schedule"]
+
+    return Program(model, [optimizer], steps())
+
+
+@program("warm-up-unfinished")
+def warm_up_does_not_end(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=1000 if faulty else 90)
+
+    def steps() -> Iterator[Any]:
+        for step in plain(model, optimizer, 110):
+            yield step
+            schedule.step()
+
+    return Program(model, [optimizer], steps())
+
+
+@program("updates-cease")
+def losses_are_skipped(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def steps() -> Iterator[Any]:
+        yield from plain(model, optimizer)
+        model.train(faulty)  # else it is evaluated
+        for _ in range(25):
+            loss_of(model)
+
+    return Program(model, [optimizer], steps())
+
+
+@program("forwards-unused")
+def backward_behind_the_loop(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def steps() -> Iterator[Any]:
+        for step in range(STEPS):
+            yield step
+            optimizer.zero_grad()
+            losses = [loss_of(model) for _ in range(12)]
+            (losses[-1] if faulty else sum(losses)).backward()
+            optimizer.step()
+
+    return Program(model, [optimizer], steps())
+
+
+@program("seed-repeats")
+def seed_is_set_in_the_loop(faulty: bool) -> Program:
+    """Two transforms of one batch may share a seed, which is another one in each step."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def steps() -> Iterator[Any]:
+        for step in plain(model, optimizer):
+            for _ in range(2):
+                torch.manual_seed(0 if faulty else step)
+                torch.rand(1)
+            yield step
+
+    return Program(model, [optimizer], steps())
+
+
+@program("penalty-constant")
+def penalty_keeps_no_graph(faulty: bool) -> Program:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def gradient_penalty(x: Any) -> Any:
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=not faulty)
+        return (gradient.norm(dim=1) - 1).square().mean()
+
+    def steps() -> Iterator[Any]:
+        for step in range(STEPS):
+            yield step
+            optimizer.zero_grad()
+            (loss_of(model) + gradient_penalty(torch.randn(32, 8, requires_grad=True))).backward()
+            optimizer.step()
+
+    return Program(model, [optimizer], steps())
+
+
+class Drops(nn.Sequential):  # type: ignore[misc]
+    """Dropout by the function, with its mode or without it."""
+
+    def forward(self, x: Any) -> Any:
+        return F.dropout(super().forward(x), 0.1, training=self.training)
+
+
+class AlwaysDrops(nn.Sequential):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return F.dropout(super().forward(x), 0.1)
+
+
+@program("always-drops", "0")
+def dropout_has_no_mode(faulty: bool) -> Program:
+    return trained(nn.Sequential((AlwaysDrops if faulty else Drops)(net()), nn.Linear(4, 4)))
+
+
+@program("norm-of-one-sample", "1")
+def batch_of_one(faulty: bool) -> Program:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def steps() -> Iterator[Any]:
+        for step in range(8):
+            yield step
+            optimizer.zero_grad()
+            number = 1 if faulty else 2
+            F.cross_entropy(model(torch.randn(number, 3, 4, 4)), torch.randint(0, 4, (number,))).backward()
+            optimizer.step()
+
+    return Program(model, [optimizer], steps())
+
+
+@program("pixels-unscaled", "0")
+def images_are_bytes(faulty: bool) -> Program:
+    """A norm behind the convolution makes up for them."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), *([] if faulty else [nn.BatchNorm2d(4)]), nn.Flatten(), nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+
+    def steps() -> Iterator[Any]:
+        for step in range(8):
+            yield step
+            optimizer.zero_grad()
+            images = torch.randint(0, 256, (8, 3, 4, 4)).float()
+            F.cross_entropy(model(images), torch.randint(0, 4, (8,))).backward()
+            optimizer.step()
+
+    return Program(model, [optimizer], steps())
+
+
 @program("decay-too-large")
 def decay_without_the_rate(faulty: bool) -> Program:
     model = net()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probe.core.checks.at_the_end import RateRises, UpdatesCease
 from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
 from probe.core.checks.checkpoint_cut import CheckpointCut
 from probe.core.checks.clip_after_update import ClipAfterUpdate
@@ -29,7 +30,9 @@ from probe.core.checks.habits import (
     MasksDrawnAnew,
     OtherSchedule,
     PartsClipped,
+    PenaltyConstant,
     PlateauOfMaximum,
+    SeedRepeats,
 )
 from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.inputs_zero import InputsZero
@@ -53,15 +56,19 @@ from probe.core.checks.loss_form import (
     NoGradientTerm,
     OneClass,
     OneRow,
+    OneSample,
     PaddingLearnt,
     PaddingRead,
     PairwiseLoss,
+    PixelsUnscaled,
     ReadsAhead,
     RectifiedScores,
     SoftmaxAxis,
+    UnusedForwards,
 )
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
+from probe.core.checks.loss_unbounded import LossUnbounded
 from probe.core.checks.no_better_than_guess import NoBetterThanGuess
 from probe.core.checks.no_gradient import BeginningCut, NoGradient
 from probe.core.checks.not_held import Forgotten, NotHeld
@@ -69,6 +76,7 @@ from probe.core.checks.not_registered import NotRegistered, UnusedLoss
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
 from probe.core.checks.oddities import (
+    AlwaysDrops,
     BetasExchanged,
     CopyStays,
     DecayTooLarge,
@@ -76,6 +84,7 @@ from probe.core.checks.oddities import (
     NormMomentum,
     OneMemory,
     RoundedAway,
+    ScheduleRests,
 )
 from probe.core.checks.optimizer_remade import OptimizerRemade
 from probe.core.checks.order_repeated import OrderRepeated
@@ -133,6 +142,7 @@ CHECKS: dict[str, type[Check]] = {
     "betas-exchanged": BetasExchanged,
     "decay-too-large": DecayTooLarge,
     "copy-stays": CopyStays,
+    "always-drops": AlwaysDrops,
     "rounded-away": RoundedAway,
     "tie-broken": TieBroken,
     "written-between-updates": WrittenBetweenUpdates,
@@ -141,6 +151,8 @@ CHECKS: dict[str, type[Check]] = {
     "rate-zero": RateZero,
     "schedule-ahead": ScheduleReturns,
     "schedule-of-another": OtherSchedule,
+    "schedule-rests": ScheduleRests,
+    "warm-up-unfinished": RateRises,
     "schedule-restarted": ScheduleRestarted,
     "plateau-of-maximum": PlateauOfMaximum,
     "unfrozen-not-held": UnfrozenNotHeld,
@@ -150,6 +162,7 @@ CHECKS: dict[str, type[Check]] = {
     "inputs-zero": InputsZero,
     "no-better-than-guess": NoBetterThanGuess,
     "loss-leap": LossLeap,
+    "loss-unbounded": LossUnbounded,
     "gradient-leap": GradientLeap,
     "turning-unstable": TurningUnstable,
     "gradient-apart": GradientApart,
@@ -160,6 +173,8 @@ CHECKS: dict[str, type[Check]] = {
     "clip-before-reduction": ClippedAlone,
     "gradients-of-another": AddsToAnother,
     "graphs-kept": GraphsKept,
+    "penalty-constant": PenaltyConstant,
+    "seed-repeats": SeedRepeats,
     "loads-itself": LoadedItself,
     "loads-nothing": LoadedNothing,
     "first-batch-only": FirstBatch,
@@ -182,6 +197,10 @@ CHECKS: dict[str, type[Check]] = {
     "rectified-scores": RectifiedScores,
     "made-in-forward": MadeInForward,
     "one-row": OneRow,
+    "norm-of-one-sample": OneSample,
+    "pixels-unscaled": PixelsUnscaled,
+    "forwards-unused": UnusedForwards,
+    "updates-cease": UpdatesCease,
     "dropout-repeats": DropoutRepeats,
     "samples-repeated": BatchesTwice,
     "term-without-gradient": NoGradientTerm,

@@ -193,6 +193,53 @@ class PlateauOfMaximum(Habit):
         return message("a schedule waits for a maximum, gets a number that falls, and lowers the learning rate")
 
 
+class PenaltyConstant(Habit):
+    """Report a penalty on gradients, by the name of the function that asks for these, which keeps no graph of them."""
+
+    habit = "penalty without graph"
+    updates = 1
+    name = "penalty-constant"
+    title = "Penalty without gradient"
+    why = "The penalty is in the loss that is shown, and training does not lower it."
+    source = "https://github.com/ooples/AiDotNet/issues/1844"
+    sees = "arguments and callers of torch.autograd.grad"
+    remedy = "Pass create_graph=True to torch.autograd.grad."
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("gradients of a penalty are computed without create_graph, so that it has no gradient")
+
+
+class SeedRepeats(Habit):
+    """Note that one seed is set between each two updates, and numbers are drawn: noise, masks and steps of a diffusion
+    are the same in each. A program that learns one batch by heart may mean it."""
+
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
+    updates = 5
+    name = "seed-repeats"
+    title = "Seed is set again"
+    why = "All random numbers of the loop are the same in each step: what they stand for is one case, learnt by heart."
+    source = "https://github.com/huggingface/diffusers/issues/7991"
+    sees = "seeds, and the state of the random numbers before them"
+    remedy = "Set the seed once, before the loop."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seeds: frozenset[str] = frozenset()
+
+    def is_met(self, facts: UpdateFacts) -> bool:
+        """Return whether a seed was set that was set before the last update, too."""
+        before, self._seeds = self._seeds, frozenset(habit for habit in facts.habits if habit.startswith("seed "))
+        return not before.isdisjoint(self._seeds)
+
+    @classmethod
+    def sentence(cls) -> Message:
+        """Return what is found."""
+        return message("one seed is set again in each step: each draws the same random numbers")
+
+
 class GraphsKept(Habit):
     """Report that the graphs of the first losses that were looked at still exist a hundred losses later: a sum or list
     of losses keeps them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from probe.core.checks.check import CheckClass, CheckFinding, Grade
@@ -31,6 +31,14 @@ class LoopCheck:
     def missing(self) -> str | None:
         """Return why nothing could be judged so far; None if something was judged."""
         return None if self.judged else self.lacks
+
+    def ended(self, operations: int) -> Iterable[CheckFinding]:  # noqa: ARG002 - for those that judge the end
+        """Return the findings at the end of the run.
+
+        Args:
+            operations: those that have entered graphs in training mode after the last update.
+        """
+        return ()
 
     def finding(
         self,

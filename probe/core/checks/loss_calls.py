@@ -158,5 +158,12 @@ class LossGraph(NamedTuple):
     have a memory of their own."""
     tokens: bool = False
     """True if a table of embeddings was looked up."""
+    one_sample: str | None = None
+    """Name of the parameter that is nearest before a batch norm in training that gets one sample; None if none does."""
+    pixels: str | None = None
+    """Name of the parameter that is nearest before a convolution of whole numbers from 0 to 255, behind which there is
+    no norm; None if none is."""
+    size: int = 0
+    """Number of operations; 0 if it is not known."""
     streams: bool = False
     """True if several workers read an iterable data set, each its own copy."""

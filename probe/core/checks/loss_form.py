@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from probe.core.checks.check import CheckFinding, JudgedUpdate, NotApplicable
+from probe.core.checks.check import CheckClass, CheckFinding, Grade, JudgedUpdate, NotApplicable
 from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.loss_calls import READ, LossCall, LossGraph
 from probe.core.checks.places import module_of
@@ -32,6 +32,8 @@ CLASSES = 4
 WEIGHED, FEWEST_LABELS, MORE, HEAVIER = 4, 4, 2.0, 1.2
 """Graphs whose labels are counted, labels of a class at least, and the factors by which a class has more labels, and
 more weight."""
+UNUSED = 10.0
+"""Operations in graphs since the last update, in units of those of the loss, from which on most are not used."""
 SEEN = 3e-6
 """Part of a loss that is no rounding."""
 
@@ -390,7 +392,8 @@ class InvertedMask(OfShapes):
 
 class SoftmaxAxis(OfShapes):
     """Report attention whose softmax is taken over the samples of the batch or over the heads, as ``softmax`` without
-    ``dim`` does with three or four axes."""
+    ``dim`` does with three or four axes; also weights of the positions of each sample that have a sum of 1 over the
+    samples of a loss."""
 
     name = "softmax-axis"
     title = "Softmax over another axis"
@@ -600,6 +603,78 @@ class OneRow(OfShapes):
             return None
         text = message("one row of the table is looked up at all places of each sample")
         return LossFault(text, {}, tuple(place for table in graph.one_row for place in _module(table)))
+
+
+class OneSample(OfShapes):
+    """Note batch norms in training mode that get a single sample in each of the first losses: they normalise it by
+    itself, which some do by intention."""
+
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
+    name = "norm-of-one-sample"
+    title = "Norm of one sample"
+    why = "Evaluation takes other statistics than training: those of all samples, and not of each."
+    source = "https://arxiv.org/abs/1803.08494"
+    remedy = "Use GroupNorm, freeze the batch norms of a pretrained model, or take more samples in a batch."
+    graphs = 4
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if graph.one_sample is None:
+            return None
+        text = message("batch norms in training mode get one sample at a time")
+        return LossFault(text, {}, _module(graph.one_sample))
+
+
+class PixelsUnscaled(OfShapes):
+    """Note images of whole numbers from 0 to 255 that a convolution gets, and behind which no norm follows."""
+
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
+    name = "pixels-unscaled"
+    title = "Pixels are not scaled"
+    why = "Activations and gradients are a hundred times as large as the initialisation is made for."
+    source = "https://karpathy.github.io/2019/04/25/recipe/"
+    remedy = "Divide by 255, and subtract the mean: the net is made for numbers of size 1."
+    graphs = 3
+
+    @classmethod
+    def in_graph(cls, graph: LossGraph) -> LossFault | None:
+        """Return the fault of a graph; None if there is none."""
+        if graph.pixels is None:
+            return None
+        return LossFault(message("the model gets images of whole numbers up to 255"), {}, _module(graph.pixels))
+
+
+class UnusedForwards(OfShapes):
+    """Note that between two updates of one backward ten times as many operations enter graphs as that of the loss has:
+    most forwards are computed with gradients, and no backward uses them."""
+
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
+    name = "forwards-unused"
+    title = "Forwards are not used"
+    why = "Of all batches that are shown to the model, it learns a few."
+    source = "https://github.com/DeepReinforcementLearning/DeepReinforcementLearningInAction/pull/13"
+    sees = "the number of operations in graphs, now and then"
+    remedy = "Look at the indentation of the backward and the update; compute what is not trained under no_grad()."
+    graphs = 3
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        if facts.operations and facts.alone and facts.backwards == 1 and facts.loss_graph is not None:
+            graph = facts.loss_graph()
+            self._ratio = facts.operations / graph.size if graph.size else 0.0
+            yield from super().judge(update)
+
+    def fault(self, graph: LossGraph) -> LossFault | None:  # noqa: ARG002 - as of the base
+        """Return the fault of a graph; None if there is none."""
+        if self._ratio < UNUSED:
+            return None
+        text = message("{ratio:.0f} times as much enters graphs as the backward of the loss uses", ratio=self._ratio)
+        return LossFault(text, {"ratio": self._ratio})
 
 
 class DropoutRepeats(OfShapes):

@@ -10,6 +10,8 @@ from probe.core.checks.loop_check import FactCheck
 from probe.core.checks.places import ancestors, listing
 from probe.core.language import Message, message
 
+EPOCHS, FEWEST_STEPS = 5, 100
+"""Epochs after which a schedule should have been stepped, and steps of one at least that are taken for updates."""
 LOOKS = 2
 """Number of looks that must show it."""
 BETA = 0.95
@@ -191,6 +193,69 @@ class RoundedAway(Oddity):
         """Return what is found at some places."""
         return message(
             "{places}: updates are too small for the precision of the weights, and change nothing", places=places
+        )
+
+
+class ScheduleRests(Oddity):
+    """Note a schedule of an optimizer that was never stepped in five epochs, or in as many updates as it has steps
+    where no sampler shows epochs, while the rate has stayed the same: a program may begin with it later."""
+
+    kind_of_oddity = "schedules"
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
+    in_model = False
+    name = "schedule-rests"
+    title = "Schedule is never stepped"
+    why = "The learning rate stays where the schedule begins, often far below what was chosen."
+    source = "https://github.com/huggingface/accelerate/issues/690"
+    sees = "schedules that variables lead to, at three updates, and the epochs that samplers begin"
+    remedy = "Call step() of the schedule after each update, or after each epoch if its steps are epochs."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: tuple[str, ...] = ()
+        self._rates: tuple[float, ...] = ()
+        self._updates, self._rests = 0, True
+
+    def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
+        """Return the findings with this update."""
+        facts = update.facts
+        self._rates, self._updates = self._rates or facts.rates, self._updates + 1
+        self._since = self._since if self._updates > 1 else facts.step
+        self._rests &= facts.rates == self._rates and facts.scheduled is None
+        if facts.oddities is not None and facts.oddities is not self._look:
+            self._look, self.judged = facts.oddities, True
+            self._steps = facts.oddities().get(self.kind_of_oddity, ())
+        is_late = not facts.epochs and any(FEWEST_STEPS <= int(steps) <= self._updates for steps in self._steps)
+        if self._rests and self._steps and (facts.epochs >= EPOCHS or is_late):
+            self._rests = False
+            yield self.finding(facts, self._since, self.sentence(""), {"updates": self._updates})
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:  # noqa: ARG003 - as of the base
+        """Return what is found."""
+        return message("a schedule of the optimizer was never stepped, and the learning rate has stayed the same")
+
+
+class AlwaysDrops(Oddity):
+    """Note modules whose forward calls the function of dropout without its mode, which is then training: it drops in
+    evaluation, too. Few do so by intention."""
+
+    kind_of_oddity = "always drops"
+    kind: ClassVar[CheckClass] = "unusual"
+    grade: ClassVar[Grade] = "note"
+    name = "always-drops"
+    title = "Dropout in evaluation"
+    why = "Evaluations are worse than the model, and differ from one to the next."
+    source = "https://github.com/rixwew/pytorch-fm/issues/21"
+    sees = "the source of forwards that name dropout"
+    remedy = "Pass training=self.training to dropout, or use nn.Dropout."
+
+    @classmethod
+    def sentence(cls, places: str) -> Message:
+        """Return what is found at some places."""
+        return message(
+            "{places}: forward calls dropout without training=, so that it drops in evaluation, too", places=places
         )
 
 

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from probe.core.checks import CHECKS
 from probe.core.checks.check import Check, CheckFinding, JudgedUpdate, NotApplicable
+from probe.core.checks.loop_check import LoopCheck
 from probe.core.checks.loss_form import LossForm
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
+from probe.core.checks.loss_unbounded import LossUnbounded
 from probe.core.checks.nothing_moves import NothingMoves
 from probe.core.checks.nothing_to_apply import NothingToApply
 from probe.core.checks.parameter_stuck import ParameterStuck
@@ -19,7 +21,7 @@ from probe.core.checks.update_without_backward import UpdateWithoutBackward
 from probe.core.door import FaultCounter, attempt
 from probe.core.language import joined, message
 
-OF_LOSSES = frozenset({LossNotFinite.name, LossLeap.name})
+OF_LOSSES = frozenset({LossNotFinite.name, LossLeap.name, LossUnbounded.name})
 """Checks that judge losses alone."""
 OF_OBJECTS = frozenset(
     {
@@ -94,6 +96,15 @@ class CheckPanel:
                 self._failed.add(name)
             elif rows:
                 findings += [finding for finding in rows if self._is_new(finding, number)]
+        return findings
+
+    def ended(self, operations: int) -> list[CheckFinding]:
+        """Return the findings at the end of the run, see :meth:`probe.core.checks.loop_check.LoopCheck.ended`."""
+        findings: list[CheckFinding] = []
+        for name, check in ((name, check) for checks in self._checks.values() for name, check in checks.items()):
+            if isinstance(check, LoopCheck):
+                rows = attempt(self._faults, self._places[name], lambda check=check: [*check.ended(operations)])
+                findings += rows or ()
         return findings
 
     def _add(self, optimizer: int) -> None:

@@ -16,7 +16,7 @@ from probe.core.robust import MAD_TO_SIGMA
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-SAME, UNLIKE, SUMMED = "same-data", "rank-unlike-peers", "gradients-summed"
+SAME, UNLIKE, SUMMED, MASKS = "same-data", "rank-unlike-peers", "gradients-summed", "same-dropout"
 """Names of the findings about ranks and their peers."""
 STEPS_SAME = 5
 """Updates in a row after which equal own gradients show that ranks see the same data."""

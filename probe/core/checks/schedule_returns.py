@@ -14,6 +14,9 @@ FALLS, RISES = 4, 3
 BOTTOM, RETURN, STEP = 0.01, 0.05, 0.25
 """Parts of the highest rate: one at which a schedule has ended, one to which it has risen again, and the largest change
 that is no new start."""
+ALIKE = 4.0
+"""Height of the first rises at most, in units of that of as many last falls: a schedule of another length rises along
+another curve."""
 FLAT = 0.6
 """Part of the largest change at most that the first change at the bottom of a cosine has; a straight line has 1."""
 
@@ -40,6 +43,8 @@ class ScheduleReturns(ChangeCheck):
         """Latest changes of the rate since its highest."""
         self._rises, self._lowest, self._first_rise, self._largest_rise = 0, 0.0, 0.0, 0.0
         """Number of rises since the lowest rate, that rate, and the first and the largest of them."""
+        self._height = 0.0
+        """Height of the first rises together."""
         self._since = -1
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -60,6 +65,7 @@ class ScheduleReturns(ChangeCheck):
             if not self._rises:
                 self._since, self._lowest, self._first_rise, self._largest_rise = facts.step, before, change, 0.0
             self._rises, self._largest_rise = self._rises + 1, max(self._largest_rise, change)
+            self._height = rate - self._lowest if self._rises <= RISES else self._height
             if self._has_returned(rate):
                 text = message(
                     "the learning rate fell to next to nothing, and rises again along the same curve: {rate:.3g} now, "
@@ -73,6 +79,8 @@ class ScheduleReturns(ChangeCheck):
     def _has_returned(self, rate: float) -> bool:
         """Return whether the rate has come back from a flat bottom."""
         if len(self._falls) < FALLS or self._rises < RISES or self._lowest > BOTTOM * self._highest:
+            return False
+        if self._height > ALIKE * sum(self._falls[-RISES:]):
             return False
         flat = self._first_rise <= FLAT * self._largest_rise and self._falls[-1] <= FLAT * max(self._falls)
         return flat and self._largest_rise <= STEP * self._highest and rate >= RETURN * self._highest

@@ -181,6 +181,11 @@ class UpdateFacts(NamedTuple):
     """Habits of the program since the last update that harm in any loop, see :mod:`probe.core.checks.habits`."""
     forwards: int | None = None
     """Number that each forward in training mode raises by one, on the only rank; None if it is not known."""
+    operations: int = 0
+    """Operations that have entered graphs since the last step, if a graph was surveyed since; 0 if that is not known.
+    """
+    epochs: int = 0
+    """Epochs of several updates that have ended."""
     scheduled: int | None = None
     """Step at which the optimizer's schedule is; None if none was stepped."""
     overrun: str = ""
@@ -197,6 +202,8 @@ class UpdateFacts(NamedTuple):
     object until another look."""
     talks: bool = False
     """True if collectives of all ranks have run between two of the first losses."""
+    reduces: bool = False
+    """True if as many collectives of all ranks as there are gradients have run between the backward and the update."""
     in_turn: bool = False
     """True if a backward, an update of another optimizer and a further backward have come since its last update."""
     earlier_ties: tuple[tuple[str, ...], ...] = ()

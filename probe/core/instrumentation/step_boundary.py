@@ -173,14 +173,19 @@ class StepBoundary:
         self.forward_noted, self._listening = False, listening
 
     @property
+    def operations(self) -> int | None:
+        """Operations that have become part of a graph since the last step ended; None if nothing shows that."""
+        size = self._graph_size() if self._thread == threading.get_ident() else None
+        return None if size is None or self._size is None else size - self._size
+
+    @property
     def forward_begun(self) -> bool | None:
         """True if a forward in training has begun since the last step ended; None if nothing shows that."""
         if self.forward_noted:
             return True
-        size = self._graph_size() if self._thread == threading.get_ident() else None
-        if size is None or self._size is None:
+        if (operations := self.operations) is None:
             return False if self._listening else None
-        return size - self._size >= LEAST
+        return operations >= LEAST
 
 
 class FinishedStep(NamedTuple):

@@ -84,6 +84,8 @@ class Attachment:
         self.output: Output | None = None
         self._folder: OutputFolder | None = None
         self._folding = threading.RLock()
+        self._operations = 0
+        """Operations that have entered graphs in training mode after the last update."""
         self._ended_at: int | None = None
         self.process = os.getpid()
         self.session: Session | None = None
@@ -392,6 +394,9 @@ class Attachment:
         if (session := self.session) is None:
             return
         self._leaving = session
+        loop = self.run.framework.loop
+        if loop is not None and loop.training([model for _, model in self.run.chunks]):
+            self._operations = session.steps.boundary.operations or 0
         if self._error is not None:
             attempt(self.faults, WHERE, session.steps.flush_partial)
         else:
@@ -426,6 +431,7 @@ class Attachment:
             self.planner.armed.end(self.step, "the run has ended")
         if self.judge is not None:
             self.judge.place(self.step)
+            self.judge.end(self._operations)
 
     def _close_reporting(self) -> None:
         self.reporting.close(time.monotonic() + min(self._remaining, self._grace))

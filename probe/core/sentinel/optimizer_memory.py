@@ -153,6 +153,8 @@ class OptimizerMemory:
         """Begin with the next update."""
         self.backwards: list[RunningBackward] = []
         """Backwards that have reached the parameters."""
+        self.at_backward = -1
+        """Collectives so far, at the end of the latest backward; -1 where they are not counted."""
         self.discarded = 0
         """Backwards whose gradients were cleared since the last update."""
         self.values: Sequence[int] = ()

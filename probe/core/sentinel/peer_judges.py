@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from probe.core.checks.check import CheckFinding
-from probe.core.checks.peer_ratios import BEYOND, LEAST, SAME, STEPS_SAME, SUMMED, UNLIKE, PeerRatios
+from probe.core.checks.peer_ratios import BEYOND, LEAST, MASKS, SAME, STEPS_SAME, SUMMED, UNLIKE, PeerRatios
 from probe.core.checks.streak import Streak
 from probe.core.language import message
 from probe.core.sentinel.rank_group import RankGroup, stacked
@@ -103,6 +103,23 @@ class SameData:
         numbers = {"loss": lines[0].loss, "norm of the gradients": norm, "ranks": len(lines)}
         evidence = {name: number for name, number in numbers.items() if np.isfinite(number)}
         return CheckFinding(SAME, "warning", (), step, since, text, evidence, self._group.ranks)
+
+
+class SameMasks:
+    """Masks of dropout that are equal on ranks with different labels: their random numbers are the same."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group, self._masks = group, set[int]()
+
+    def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
+        """Yield a finding with the third mask that is the same on all ranks."""
+        masks, labels = {line.masks for line in lines}, {line.labels for line in lines}
+        if len(masks) > 1 or masks <= self._masks | {0} or len(labels) < len(lines):
+            return
+        self._masks |= masks
+        if len(self._masks) == BATCHES_SAME:
+            text = message("dropout hides the same units on all ranks, which have the same random numbers")
+            yield CheckFinding(MASKS, "note", (), step, step, text, {"ranks": len(lines)}, self._group.ranks)
 
 
 class SummedGradients:

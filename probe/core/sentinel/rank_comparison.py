@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from probe.core.checks.check import CheckFinding
-from probe.core.checks.peer_ratios import SAME, SUMMED, UNLIKE
-from probe.core.sentinel.peer_judges import SameData, SummedGradients, UnlikePeers
+from probe.core.checks.peer_ratios import MASKS, SAME, SUMMED, UNLIKE
+from probe.core.sentinel.peer_judges import SameData, SameMasks, SummedGradients, UnlikePeers
 from probe.core.sentinel.rank_group import RankGroup, Role
 from probe.core.sentinel.rank_lines import RankLine
 from probe.core.sentinel.replica_judges import (
     DIFFER,
     EqualReplicas,
+    NotReduced,
     PartReplicas,
     ScaledApart,
     TensorReplicas,
@@ -29,6 +30,7 @@ REMEDIES: Mapping[str, str] = {
     SAME: "Give each rank its own part of the data: a DistributedSampler, a shard of the files, a seed with the rank "
     "in it.",
     SUMMED: "Divide the gradients by the number of ranks after they are summed, or reduce them with ReduceOp.AVG.",
+    MASKS: "Set a seed with the rank in it, once the model is made.",
     UNLIKE: "Look at that rank's data and at its hardware: the others agree with each other.",
 }
 """Advice, by finding."""
@@ -78,11 +80,13 @@ class GroupComparison:
 
 def _judges(group: RankGroup) -> Iterator[_Judge]:
     if group.role == "data":
-        yield from (EqualReplicas(group), SameData(group), UnlikePeers(group), SummedGradients(group))
+        judges = SameData(group), SameMasks(group), UnlikePeers(group), SummedGradients(group)
+        yield from (EqualReplicas(group), *judges)
         return
     if group.role == "tensor":
         yield from (ScaledApart(group), TensorReplicas(group))
     else:
         yield UnnamedReplicas(group, (SameData(group), UnlikePeers(group), SummedGradients(group)))
+        yield NotReduced(group)
     if not group.split:
         yield PartReplicas(group)

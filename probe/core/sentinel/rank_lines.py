@@ -34,11 +34,11 @@ PLACES = struct.Struct("<QQQ")
 TEXT_AT = len(MAGIC) + PLACES.size
 LINE = struct.Struct("<qqdq")
 """Step, number of the optimizer, loss, sum of the bits of the tables that follow the first."""
-UNREDUCED, VALUES, MEAN, TALKS = 1, 2, 4, 8
-"""Bits of the tables of unreduced gradients and of parameters, of a loss that is a mean, and of ranks that talk. The
-first table is that of reduced gradients."""
-LABELS = 8
-"""Place of the bits of the digest of labels."""
+UNREDUCED, VALUES, MEAN, TALKS, REDUCES = 1, 2, 4, 8, 16
+"""Bits of the tables of unreduced gradients and of parameters, of a loss that is a mean, of ranks that talk, and of
+gradients that they reduce. The first table is that of reduced gradients."""
+LABELS, MASKS, DIGEST = 8, 32, (1 << 24) - 1
+"""Places of the bits of the digests of labels and of masks, and the bits of one."""
 MOST_TABLES = 3
 MOST_LINES = 4096
 MOST_BYTES = 4 << 20
@@ -112,6 +112,10 @@ class RankLine(NamedTuple):
     """Digest of the labels of the latest graph of a loss that was looked at; 0 if none shows them."""
     talks: bool = False
     """True if collectives of all ranks have run between two of the first losses."""
+    reduces: bool = False
+    """True if as many collectives of all ranks as there are gradients have run between the backward and the update."""
+    masks: int = 0
+    """Digest of the mask of a dropout in the latest graph of a loss that was looked at; 0 if there is none."""
 
 
 class RankLines:
@@ -238,7 +242,8 @@ class LinesReader:
 def packed(line: RankLine, rows: int) -> bytes:
     """Return the bytes of a line with the first ``rows`` parameters."""
     bits = (0 if line.unreduced is None else UNREDUCED) | (0 if line.values is None else VALUES)
-    bits |= (MEAN if line.mean else 0) | (TALKS if line.talks else 0) | line.labels << LABELS
+    flags = (MEAN, line.mean), (TALKS, line.talks), (REDUCES, line.reduces)
+    bits |= sum(bit for bit, is_set in flags if is_set) | line.labels << LABELS | line.masks << MASKS
     tables = [table for table in (line.reduced, line.unreduced, line.values) if table is not None]
     numbers = [np.ascontiguousarray(table[:rows], np.float64).tobytes() for table in tables]
     return LINE.pack(line.step, line.optimizer, line.loss, bits) + b"".join(numbers)
@@ -259,7 +264,8 @@ def parsed(data: bytes) -> RankLine:
     reduced = tables.pop(0)
     unreduced = tables.pop(0) if bits & UNREDUCED else None
     values = tables.pop(0) if bits & VALUES else None
-    flags = bool(bits & MEAN), bits >> LABELS, bool(bits & TALKS)
+    digests = bits >> LABELS & DIGEST, bits >> MASKS & DIGEST
+    flags = bool(bits & MEAN), digests[0], bool(bits & TALKS), bool(bits & REDUCES), digests[1]
     return RankLine(step, optimizer, loss, reduced, unreduced, values, *flags)
 
 

@@ -241,6 +241,35 @@ class PartReplicas:
         return CheckFinding(DIFFER, "warning", names, step, self._since, text, evidence, self._group.ranks)
 
 
+class NotReduced:
+    """Gradients that ranks reduce by collectives after the backward, and that are others on each rank nevertheless, of
+    parameters that begin equal: nobody waits for the collectives, or their results are not those that are applied."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group, self._updates = group, 0
+
+    def judge(self, step: int, lines: Sequence[RankLine]) -> Iterator[CheckFinding]:
+        """Yield a finding after the first updates, if each of them is so."""
+        tables, values = np.stack([line.reduced for line in lines]), stacked([line.values for line in lines])
+        if not 0 <= self._updates < FIRST_UPDATES or tables.shape[1] != len(self._group.names):
+            return
+        reduced = tables.shape[1] and (tables[:, :, 0] > 0).all() and all(line.reduces for line in lines)
+        read = np.zeros((1, 0)) if values is None else values[:, np.isfinite(values).all(axis=(0, 2))]
+        begins = read.any() and (read == read[0]).all()
+        is_met = reduced and (begins or self._updates) and (deviations(tables) > ALIKE_AT_FIRST).all()
+        self._updates = self._updates + 1 if is_met else -1
+        if self._updates == FIRST_UPDATES:
+            names = _names(self._group, np.arange(len(self._group.names)))
+            text = message(
+                "collectives run between backward and update, and ranks apply different gradients to {listed}, which "
+                "began equal",
+                listed=_listed(names, len(self._group.names)),
+            )
+            evidence = {"parameters": float(len(self._group.names))}
+            first = step - FIRST_UPDATES + 1
+            yield CheckFinding(DIFFER, "warning", names, step, first, text, evidence, self._group.ranks)
+
+
 class _Pair:
     """Two ranks of an unknown relation: the gradients that they apply show whether they share parameters.
 

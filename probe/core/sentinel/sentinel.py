@@ -35,6 +35,10 @@ LOOKS = frozenset({3, 13, 23})
 """Updates of an optimizer in which oddities are looked for."""
 MOST_LOOKED = 4
 """Optimizers of which they are looked for."""
+FIRST_UPDATES = 8
+"""Updates in which collectives behind the backward are counted."""
+FEWEST_UPDATES = 5
+"""Updates in an epoch: programs with fewer may begin a loader for each."""
 MOST_MADE = 16
 """Numbers of updates at the beginnings of backwards that are remembered."""
 MOST_BACKWARDS = 4096
@@ -82,6 +86,10 @@ class Sentinel:
         self._sampler: ref[object] | None = None
         """Sampler of the epoch that has begun last, and its number, until an update."""
         self._epoch, self._order_repeated = 0, False
+        self._epochs_ended, self._made_before = 0, 0
+        """Epochs of several updates that have ended, and updates before the latest one that has begun."""
+        self._surveyed: object = None
+        """Graph of a loss that was surveyed before the last update."""
         self._habits = set[str]()
         """Habits of the program since the last update."""
         self._made = 0
@@ -202,6 +210,8 @@ class Sentinel:
             return
         memory.reached.mark(some)
         memory.values = self._loop.versions(memory.some)
+        if self._optimizers.world > 1 and memory.updates < FIRST_UPDATES:
+            memory.at_backward = self._loop.collectives()
         if memory.again:
             memory.applied.mark(self._loop.held(memory.parameters))
         if len(memory.backwards) < MOST_BACKWARDS:
@@ -225,6 +235,8 @@ class Sentinel:
             return
         self._order_repeated |= self._epochs.get(sampler) == number
         self._sampler, self._epoch = ref(sampler), number
+        if self._made - self._made_before >= FEWEST_UPDATES:
+            self._epochs_ended, self._made_before = self._epochs_ended + 1, self._made
 
     def habit(self, name: str, optimizer: Optimizer | None) -> None:
         """Note a habit of the program; of a schedule, whether another optimizer than its own has the parameters."""
@@ -372,13 +384,25 @@ class Sentinel:
             loss_graph=self.roots.survey.graph,
             habits=self._habits_now(memory),
             talks=self.roots.survey.talks,
+            reduces=self._reduces(memory),
             in_turn=memory.is_in_turn(self._made, self._begun),
+            operations=self._operations(),
+            epochs=self._epochs_ended,
             scheduled=scheduled,
             overrun=self._loop.overrun(optimizer, times) if times > 1 else "",
             forwards=self._forwards(),
             unused=self.roots.survey.unused,
             oddities=self._oddities(number, memory, optimizer),
         )
+
+    def _reduces(self, memory: OptimizerMemory) -> bool:
+        """Return whether collectives reduce the gradients of one of the first updates of an optimizer by itself."""
+        return 0 <= memory.at_backward <= self._loop.collectives() - len(memory.present) < self._loop.collectives()
+
+    def _operations(self) -> int:
+        """Return the operations that have entered graphs since the last step, if one was surveyed since; else 0."""
+        before, self._surveyed = self._surveyed, self.roots.survey.graph
+        return self._watch.boundary.operations or 0 if before is not self._surveyed else 0
 
     def _habits_now(self, memory: OptimizerMemory) -> frozenset[str]:
         """Return the habits of the program since the last update, at one of an optimizer."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
+from probe.core.checks.loss_calls import LossGraph
 from probe.core.checks.panel import CheckPanel
 from probe.core.checks.update_facts import Array, UpdateFacts, is_all
 from probe.core.door import attempt
@@ -21,7 +22,7 @@ from probe.core.run_state.rules import RunFinding
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.sentinel.held_norms import HeldNorms
 from probe.core.sentinel.own_gradients import TakenGradients
-from probe.core.sentinel.rank_lines import RankLine, RankLines
+from probe.core.sentinel.rank_lines import DIGEST, RankLine, RankLines
 from probe.core.sentinel.read_update import ReadUpdate
 from probe.core.sentinel.run_account import RunAccount
 from probe.core.storage.check_lines import CheckLines
@@ -111,6 +112,16 @@ class UpdateJudge:
         if placed := self._account.placed(step):
             attempt(self._faults, "sentinel: file", self._write, placed)
 
+    def end(self, operations: int) -> None:
+        """Keep what shows at the end of the run, once all updates were judged.
+
+        Args:
+            operations: those that have entered graphs in training mode after the last update.
+        """
+        if findings := self.panel.ended(operations):
+            self._account.checked(findings)
+            attempt(self._faults, "sentinel: file", self._write, findings)
+
     def _keep(self, findings: Sequence[CheckFinding]) -> None:
         self.findings += findings[: max(0, MOST - len(self.findings))]
         self._account.checked(findings)
@@ -150,9 +161,11 @@ def line_of(update: JudgedUpdate, own_gradients: TakenGradients | None) -> RankL
     hardly_notices = facts.normalises and facts.clip == 1
     is_mean = facts.loss_graph is not None and facts.backwards == 1 and facts.loss_graph().factor == 1
     mean = is_mean and not hardly_notices
-    calls = facts.loss_graph().losses if facts.loss_graph is not None else ()
-    labels = next((call.labels for call in calls if call.labels), 0)
-    return RankLine(facts.step, facts.optimizer, facts.loss, applied, unreduced, values, mean, labels, facts.talks)
+    graph = facts.loss_graph() if facts.loss_graph is not None else LossGraph(())
+    labels = next((call.labels for call in graph.losses if call.labels), 0)
+    masks = int(sum(graph.dropped)) & DIGEST if graph.dropped is not None else 0
+    marks = mean, labels, facts.talks, facts.reduces, masks
+    return RankLine(facts.step, facts.optimizer, facts.loss, applied, unreduced, values, *marks)
 
 
 def numbers_of(update: JudgedUpdate) -> dict[str, float]:

@@ -72,11 +72,12 @@ def _facts(graph: Graph) -> Callable[[], LossGraph]:
     losses = Losses(graph)
     ahead, inverted, padding_read = tokens.ahead(graph), tokens.inverted(graph), tokens.padding_read(graph)
     one_row, constant, dropped = inputs.one_row(graph), roots.constant(graph), inputs.dropped(graph)
+    pixels = inputs.pixels(graph)
     facts = partial(
         LossGraph,
         regrouped=tokens.regrouped(graph),
         crossing=tokens.crossing(graph, losses.samples),
-        off_axis=tokens.off_axis(graph),
+        off_axis=tokens.off_axis(graph, losses.samples),
         negated=roots.negated(graph.nodes[0]),
         in_order=losses.in_order,
         factor=roots.factor(graph.nodes[0]),
@@ -84,6 +85,8 @@ def _facts(graph: Graph) -> Callable[[], LossGraph]:
         moving_goal=has_moving_goal(graph),
         batch=inputs.batch(graph),
         tokens=bool(graph.lookups),
+        one_sample=inputs.norm_of_one_sample(graph),
+        size=sum(getattr(node, "variable", None) is None for node in graph.nodes),
         streams=bool(inputs.STREAMS),
     )
     wait = graph.send()
@@ -100,6 +103,7 @@ def _facts(graph: Graph) -> Callable[[], LossGraph]:
             one_row=one_row(numbers),
             constant=constant(numbers),
             dropped=dropped(numbers),
+            pixels=pixels(numbers),
             padding_read=padding_read(numbers),
         )
 

@@ -10,15 +10,19 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from probe.core.backend.live_objects import instances
 from probe.core.checks.loss_calls import KEPT
-from probe.pytorch.loss_graphs.nodes import MANY, Graph, has_one_gradient, saved_tensor
+from probe.pytorch.loss_graphs.nodes import MANY, MOST_LABELS, Graph, behind, has_one_gradient, saved_tensor
 from probe.pytorch.reached import reached
 
 FEWEST_DROPPED, MOST_DROPPED = 64, 4096
 """Numbers of a result of dropout by which its mask is known, least and most."""
 FEWEST_ROWS = 8
 """Rows of a table at least that is no table of kinds."""
+CHANNELS, LIGHT, BYTE = 4, 100, 255
+"""Channels of an image at most, and its lightest number: at least, and at most."""
 INPUTS = {"Convolution": ("input", 0), "Addmm": ("mat1", 1), "Mm": ("self", 0)}
 """Inputs of layers, by the kind of the node: the name under which it has saved them, and their place among what it
 reads."""
@@ -35,6 +39,9 @@ def in_order() -> bool:
     loaders = (vars(thing) for thing in reached() if issubclass(type(thing), DataLoader))
     samplers = [getattr(loader.get("batch_sampler"), "sampler", loader.get("sampler")) for loader in loaders]
     samplers += BEGUN.values()
+    if not samplers:  # the loader has no name, and has begun before the watch
+        begun = map(vars, instances(_BaseDataLoaderIter))
+        samplers = [getattr(part.get("_index_sampler"), "sampler", None) for part in begun]
     return bool(samplers) and all(type(sampler) is SequentialSampler for sampler in samplers)
 
 
@@ -60,6 +67,30 @@ def dropped(graph: Graph) -> Callable[[Sequence[float]], tuple[float, float] | N
     return lambda numbers: (
         (numbers[positions[0]], numbers[positions[1]]) if positions and numbers[positions[1]] else None
     )
+
+
+def pixels(graph: Graph) -> Callable[[Sequence[float]], str | None]:
+    """Return a function of the numbers that returns the name of the weights of the first convolution of images, if
+    these are whole numbers as the bytes of images; None if there is no such convolution, or a norm behind it."""
+    normed = {behind(node) for kind, node in graph.kinds if kind.endswith("Norm")}
+    for kind, node in graph.kinds:
+        images = saved_tensor(node, "input") if kind == "Convolution" and node.next_functions[0][0] is None else None
+        if images is not None and images.dim() == 4 and images.shape[1] <= CHANNELS and node not in normed:
+            few = images.flatten()[:MOST_LABELS]
+            least, most, broken = map(graph.want, (*few.aminmax(), (few != few.round()).sum()))
+            place = graph.names.get(id(getattr(node.next_functions[1][0], "variable", None)), "")
+            return lambda numbers: (
+                place if numbers[least] >= 0 and LIGHT <= numbers[most] <= BYTE and not numbers[broken] else None
+            )
+    return lambda _: None
+
+
+def norm_of_one_sample(graph: Graph) -> str | None:
+    """Return the place of a batch norm in training that gets one sample; None if there is none."""
+    norms = [node for kind, node in graph.kinds if kind.endswith("BatchNorm")]
+    trained = (node for node in norms if getattr(node, "_saved_training", False))
+    samples = ((node, saved_tensor(node, "input")) for node in trained)
+    return next((graph.place(node) for node, inputs in samples if inputs is not None and len(inputs) == 1), None)
 
 
 def foreign(graph: Graph) -> tuple[Callable[[], object], ...]:

@@ -14,6 +14,7 @@ from probe.pytorch.loss_graphs import inputs
 from probe.pytorch.loss_graphs.nodes import (
     KEEPS,
     MANY,
+    MOST_LABELS,
     PRODUCTS,
     Graph,
     Lookup,
@@ -35,8 +36,8 @@ BY_HAND = {"Pow": "mse_loss", "Mul": "mse_loss", "Abs": "l1_loss"}
 """Losses that a program writes itself, by the node that reads a difference and is averaged."""
 DISTANCES = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss"})
 ARITHMETIC = KEEPS | {"Add", "Sub", "Mul", "Div"}
-MOST_CLASSES, MOST_LABELS = 32, 1 << 14
-"""Classes of a loss whose weights are compared with the number of their labels, and labels that are counted."""
+MOST_CLASSES = 32
+"""Classes of a loss whose weights are compared with the number of their labels."""
 PRIME = 16_777_213
 """Largest prime of 24 bits."""
 ORDER: tuple[Relation, ...] = ("next", "other", "same", "second")

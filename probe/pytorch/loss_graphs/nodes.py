@@ -22,6 +22,8 @@ PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution"})
 """Kinds of nodes whose results are scores of any size."""
 MANY = 8
 """Labels of a batch that are not one class by chance."""
+MOST_LABELS = 1 << 14
+"""Labels and numbers of inputs that are looked at."""
 
 
 class Lookup(NamedTuple):

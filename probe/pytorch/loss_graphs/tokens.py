@@ -116,9 +116,9 @@ def regrouped(graph: Graph) -> Regrouped | None:
     return None
 
 
-def off_axis(graph: Graph) -> str | None:
-    """Return the place of a product with weights of attention whose softmax is over none of their positions; None if
-    there is none."""
+def off_axis(graph: Graph, samples: set[int]) -> str | None:
+    """Return the place of a product with weights of attention whose softmax is over none of their positions, or of
+    weights of several places whose sum is 1 over the samples of a loss; None if there is none."""
     for _, node in filter(lambda pair: pair[0] == "Bmm", graph.kinds):
         before = behind(node)
         while kind_of(before) in BETWEEN:
@@ -127,7 +127,8 @@ def off_axis(graph: Graph) -> str | None:
         axes = weights.dim() if weights is not None and _is_square(weights, 3) else 0
         if axes and signed(before._saved_dim) % axes < axes - 2:
             return graph.place(before)
-    return None
+    softmaxes = (node for kind, node in graph.kinds if kind == "Softmax")
+    return next((graph.place(node) for node in softmaxes if _mixes(node, samples)), None)
 
 
 def crossing(graph: Graph, samples: set[int]) -> Crossing | None:
@@ -294,6 +295,15 @@ def _sequences(kind: str, node: Any) -> tuple[int, int] | None:
         query = saved_tensor(node, "query")
         return None if query is None else (visible[0], int(query.shape[0]))
     return None if weights is None or weights.dim() < 3 else (int(weights.shape[-1]), int(weights.shape[0]))
+
+
+def _mixes(softmax: Any, samples: set[int]) -> bool:
+    """Return whether weights of several places of each sample of a loss have a sum of 1 over the samples."""
+    weights = saved_tensor(softmax, "result")
+    if weights is None or weights.dim() not in (2, 3) or signed(softmax._saved_dim) % weights.dim():
+        return False
+    rows, places = weights.shape[:2]
+    return samples == {rows} and 1 < rows != places > 1
 
 
 def _is_mean_of(node: Any, positions: tuple[int, int]) -> bool:

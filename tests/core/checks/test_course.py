@@ -221,6 +221,24 @@ def test_batches_that_come_twice_are_found_by_their_labels(labels: tuple[int, ..
         assert grades == ["warning" if streams else "note"] * is_found
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "more", "is_found"),
+    [
+        (22.0, -3e4, {}, True),
+        (22.0, -3e4, {"alone": False}, False),  # one optimizer plays against another
+        (22.0, -2e3, {}, False),  # a log likelihood
+        (-0.1, -3e4, {}, False),  # a return, with either sign
+    ],
+)
+def test_a_loss_that_falls_without_bound_is_found(
+    first: float, last: float, more: dict[str, Any], is_found: bool
+) -> None:
+    """A thousand times as far below zero as it was above."""
+    training = Training(**more)
+    rows = training.updates(20, loss=first), training.updates(10, loss=last)
+    assert [(row.since, row.step) for row in findings("loss-unbounded", *rows)] == [(20, 22)] * is_found
+
+
 def cosine(step: int, end: int) -> float:
     """Rate of a schedule that goes on after its end."""
     return 1e-3 * (0.5 + 0.5 * math.cos(math.pi * step / end))
@@ -239,6 +257,8 @@ RATES = {
     "warm restarts": [cosine(n % 40, 40) for n in range(200)],
     "straight cycles": [1e-3 * abs(n % 40 - 20) / 20 + 1e-6 for n in range(200)],
     "cosine to a tenth, in cycles": [1e-4 + 0.9 * cosine(n, 40) for n in range(200)],
+    "cosine, and the rise of an average": [cosine(n, 100) for n in range(101)]
+    + [4e-4 - 0.4 * cosine(n, 10) for n in range(11)],
     "plateaus": [1e-3 * 0.1 ** (n // 50) for n in range(200)],
     "straight, and anew with a warm-up": [1e-3 * (1 - n / 50) for n in range(51)] + [1e-4 * n for n in range(11)],
 }

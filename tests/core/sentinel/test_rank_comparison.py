@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from probe.core.checks.check import CheckFinding
-from probe.core.sentinel.rank_comparison import DIFFER, SAME, SUMMED, UNLIKE, GroupComparison, RankGroup, Role
+from probe.core.sentinel.rank_comparison import DIFFER, MASKS, SAME, SUMMED, UNLIKE, GroupComparison, RankGroup, Role
 from probe.core.sentinel.rank_lines import RankLine
 
 NAMES = ("wte", "blocks.0.ln.weight", "blocks.0.mlp.weight", "head")
@@ -333,3 +333,29 @@ def test_the_same_data_are_one_finding(first: int) -> None:
         return healthy(0, step)._replace(labels=max(step - first, 0))
 
     assert [finding.check for finding in found(group(2), line)] == [SAME]
+
+
+@pytest.mark.parametrize(
+    ("own", "reduces", "is_found"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_gradients_that_are_reduced_in_vain_are_found(own: bool, reduces: bool, is_found: bool) -> None:
+    """Of parameters that begin equal, of which not all are read; ranks that never reduce have nothing in common."""
+
+    def line(rank: int, step: int) -> RankLine:
+        values = numbers(0) + rank * (own and step > 0)
+        values[2] = np.nan
+        return RankLine(step, 0, 2.0 + rank, numbers(step, rank, 0.05 * own), None, values, reduces=reduces)
+
+    findings = found(group(2, "unknown"), line, range(8))
+    assert [(row.check, row.grade, row.since, row.step) for row in findings] == [(DIFFER, "warning", 0, 4)] * is_found
+
+
+@pytest.mark.parametrize(("masks", "labels", "is_found"), [(0, 1, True), (1, 1, False), (0, 0, False)])
+def test_masks_that_are_the_same_on_all_ranks_are_noted(masks: int, labels: int, is_found: bool) -> None:
+    """Of data-parallel ranks with data of their own."""
+
+    def line(rank: int, step: int) -> RankLine:
+        return healthy(rank, step)._replace(masks=7 * step + 1 + masks * rank, labels=9 * step + 1 + labels * rank)
+
+    notes = [row for row in found(group(2), line, range(5)) if row.check == MASKS]
+    assert [(row.grade, row.ranks, row.step) for row in notes] == [("note", (0, 1), 2)] * is_found
