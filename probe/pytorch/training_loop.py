@@ -117,8 +117,8 @@ def _around_engine(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         for listener in _backwards:
             attempt(listener.faults, "backward", _announce, listener.began, args)
-        for habits in _habits if args[4] and not args[3] else ():
-            attempt(habits.faults, "habit", _penalised, habits.noted)
+        for habits in _habits:
+            attempt(habits.faults, "habit", _penalised, habits.noted, args)
         result = original(*args, **kwargs)
         for listener in _backwards:
             attempt(listener.faults, "backward", listener.ended)
@@ -400,10 +400,12 @@ def _begun(noted: Callable[[str, Any], None], loader: Any, *_: Any, **__: Any) -
         noted("begins again", None)
 
 
-def _penalised(noted: Callable[[str, Any], None]) -> None:
+def _penalised(noted: Callable[[str, Any], None], args: tuple[Any, ...]) -> None:
     """Note gradients, without a graph, that a penalty is made of, by the name of the function."""
-    if torch.is_grad_enabled() and any("penalty" in frame.f_code.co_name for frame in islice(callers(), NEAR)):
-        noted("penalty without graph", None)
+    create_graph, inputs = args[3:5] if len(args) > 4 else (True, ())
+    if inputs and not create_graph and torch.is_grad_enabled():
+        if any("penalty" in frame.f_code.co_name for frame in islice(callers(), NEAR)):
+            noted("penalty without graph", None)
 
 
 def _seeded(noted: Callable[[str, Any], None], seed: Any = None, *_: Any, **__: Any) -> None:
