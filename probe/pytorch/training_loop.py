@@ -403,9 +403,10 @@ def _begun(noted: Callable[[str, Any], None], loader: Any, *_: Any, **__: Any) -
 def _penalised(noted: Callable[[str, Any], None], args: tuple[Any, ...]) -> None:
     """Note gradients, without a graph, that a penalty is made of, by the name of the function."""
     create_graph, inputs = args[3:5] if len(args) > 4 else (True, ())
-    if inputs and not create_graph and torch.is_grad_enabled():
-        if any("penalty" in frame.f_code.co_name for frame in islice(callers(), NEAR)):
-            noted("penalty without graph", None)
+    if not inputs or create_graph or not torch.is_grad_enabled():
+        return
+    if any("penalty" in frame.f_code.co_name for frame in islice(callers(), NEAR)):
+        noted("penalty without graph", None)
 
 
 def _seeded(noted: Callable[[str, Any], None], seed: Any = None, *_: Any, **__: Any) -> None:

@@ -20,6 +20,27 @@ from probe.core.checks.gradient_gone import GradientGone
 from probe.core.checks.gradient_leap import GradientLeap
 from probe.core.checks.gradient_not_finite import GradientNotFinite
 from probe.core.checks.gradients_discarded import GradientsDiscarded
+from probe.core.checks.graph_axes import (
+    ExchangedAxes,
+    InvertedMask,
+    InvertedWeights,
+    MixedSamples,
+    OneClass,
+    SoftmaxAxis,
+)
+from probe.core.checks.graph_inputs import (
+    BatchesTwice,
+    DataWritten,
+    DropoutRepeats,
+    MadeInForward,
+    MovingGoal,
+    NegatedLoss,
+    NoGradientTerm,
+    OneRow,
+    OneSample,
+    PixelsUnscaled,
+    UnusedForwards,
+)
 from probe.core.checks.habits import (
     AddsToAnother,
     ClippedAlone,
@@ -38,33 +59,11 @@ from probe.core.checks.held_twice import HeldTwice
 from probe.core.checks.inputs_zero import InputsZero
 from probe.core.checks.loss_form import (
     AllIgnored,
-    BatchesTwice,
-    CopiedLabels,
-    DataWritten,
     DoubleSoftmax,
-    DropoutRepeats,
     ExchangedArguments,
-    ExchangedAxes,
-    InvertedMask,
-    InvertedWeights,
-    LateLabels,
     LogarithmMissing,
-    MadeInForward,
-    MixedSamples,
-    MovingGoal,
-    NegatedLoss,
-    NoGradientTerm,
-    OneClass,
-    OneRow,
-    OneSample,
-    PaddingLearnt,
-    PaddingRead,
     PairwiseLoss,
-    PixelsUnscaled,
-    ReadsAhead,
     RectifiedScores,
-    SoftmaxAxis,
-    UnusedForwards,
 )
 from probe.core.checks.loss_leap import LossLeap
 from probe.core.checks.loss_not_finite import LossNotFinite
@@ -101,6 +100,7 @@ from probe.core.checks.stale_gradient import StaleGradient
 from probe.core.checks.state_restarted import StateRestarted
 from probe.core.checks.step_scale import StepScale
 from probe.core.checks.tie_broken import TieBroken
+from probe.core.checks.token_losses import CopiedLabels, LateLabels, PaddingLearnt, PaddingRead, ReadsAhead
 from probe.core.checks.turning_unstable import TurningUnstable
 from probe.core.checks.undivided_accumulation import AddedMeans, LossTimesRanks
 from probe.core.checks.unfrozen_not_held import UnfrozenNotHeld

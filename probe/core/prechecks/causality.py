@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probe.core.checks.check import CheckFinding, NotApplicable
-from probe.core.checks.loss_form import CopiedLabels, ReadsAhead
+from probe.core.checks.token_losses import CopiedLabels, ReadsAhead
 from probe.core.language import message
 from probe.core.prechecks.precheck import Precheck
 from probe.core.prechecks.trial import Trial
