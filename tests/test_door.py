@@ -31,6 +31,7 @@ REPLACEMENTS: dict[str, str] = {
     "launch/step_notes.py": "a class's method that is marked, or an Around",
     "launch/watch.py": "os._exit, which no framework calls",
     "mindspore/collectives.py": "MindSpore compiles no Python function that it calls; listeners are guarded",
+    "mindspore/data_sets.py": "likewise",
     "mindspore/finding.py": "likewise, before training",
     "mindspore/gradients.py": "likewise",
     "mindspore/optimizers/nn_cell.py": "likewise",

@@ -63,7 +63,7 @@ class OtherUpdates:
     ) -> None:
         self._run, self._succeed, self._follow = run, succeed, follow
         self._suspend, self._ended_unseen = suspend, ended_unseen
-        self._compiled: dict[int, tuple[Optimizer, Callable[[], int], int]] = {}
+        self.compiled: dict[int, tuple[Optimizer, Callable[[], int], int]] = {}
         """Optimizers whose update is compiled, each with a function whose result changes with each update, and its
         result in the latest hook."""
         self.over = False
@@ -87,7 +87,7 @@ class OtherUpdates:
     def watch(self, run: Run) -> None:
         """Watch the optimizers of ``run`` from now on."""
         self._run = run
-        if self._compiled:
+        if self.compiled:
             run.look_first(self.find_compiled)
 
     # Other optimizers.
@@ -202,20 +202,20 @@ class OtherUpdates:
 
     def add_compiled(self, optimizer: Optimizer, updates: Callable[[], int]) -> None:
         """Look for the updates of ``optimizer`` in each hook, too."""
-        self._compiled.setdefault(id(optimizer), (optimizer, updates, updates()))
+        self.compiled.setdefault(id(optimizer), (optimizer, updates, updates()))
         self._run.look_first(self.find_compiled)
 
     def seen(self, optimizer: Optimizer) -> None:
         """Note that hooks have seen an update of ``optimizer``. On Python 3.13 torch traces an update with hooks, and
         runs it as it is nevertheless, but for the arithmetic (2.13)."""
-        if (entry := self._compiled.get(id(optimizer))) is not None:
-            self._compiled[id(optimizer)] = (*entry[:2], entry[1]())
+        if (entry := self.compiled.get(id(optimizer))) is not None:
+            self.compiled[id(optimizer)] = (*entry[:2], entry[1]())
 
     def find_compiled(self) -> None:
         """Report each compiled update since the last hook."""
-        for identity, (optimizer, updates, before) in [*self._compiled.items()]:
+        for identity, (optimizer, updates, before) in [*self.compiled.items()]:
             if (now := updates()) != before:
-                self._compiled[identity] = (optimizer, updates, now)
+                self.compiled[identity] = (optimizer, updates, now)
                 self._note_compiled(optimizer)
 
     def _note_compiled(self, optimizer: Optimizer) -> None:

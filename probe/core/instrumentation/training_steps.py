@@ -205,7 +205,8 @@ class TrainingSteps:
         if self.over:
             return
         self.other_updates.updates, self.other_updates.updating = self.other_updates.updates + 1, False
-        self.other_updates.seen(optimizer)
+        if self.other_updates.compiled:
+            self.other_updates.seen(optimizer)
         if not self._watches(optimizer):
             return
         before, self.working = self.working, True

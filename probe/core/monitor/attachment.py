@@ -394,9 +394,8 @@ class Attachment:
         if (session := self.session) is None:
             return
         self._leaving = session
-        loop = self.run.framework.loop
-        if loop is not None and loop.training([model for _, model in self.run.chunks]):
-            self._operations = session.steps.boundary.operations or 0
+        if self.judge is not None:
+            self._operations = attempt(self.faults, WHERE, self._operations_of, session) or 0
         if self._error is not None:
             attempt(self.faults, WHERE, session.steps.flush_partial)
         else:
@@ -407,6 +406,12 @@ class Attachment:
             _log.warning(UNLEFT, names)
         self._ended_at = self.run.clock.step
         self.session = None
+
+    def _operations_of(self, session: Session) -> int:
+        """Return the operations that have entered graphs in training mode after the last update; 0 if not known."""
+        loop = self.run.framework.loop
+        trains = loop is not None and loop.training([model for _, model in self.run.chunks])
+        return session.steps.boundary.operations or 0 if trains else 0
 
     def _detach(self) -> None:
         if self._leaving is not None and self._leaving.detach():
