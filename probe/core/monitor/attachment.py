@@ -349,7 +349,7 @@ class Attachment:
         self._listening.stop()
         restore_handler()
         attempt(self.faults, WHERE, self._detach)
-        self._release()
+        attempt(self.faults, WHERE, self._release)
 
     def _parts_of_end(self) -> list[Callable[[], object]]:
         """Return the parts of the end, in order. Each can be called twice: one that is interrupted (Ctrl-C, a signal
@@ -394,9 +394,7 @@ class Attachment:
         if (session := self.session) is None:
             return
         self._leaving = session
-        loop = self.run.framework.loop
-        if loop is not None and loop.training([model for _, model in self.run.chunks]):
-            self._operations = session.steps.boundary.operations or 0
+        attempt(self.faults, WHERE, self._count_operations, session)
         if self._error is not None:
             attempt(self.faults, WHERE, session.steps.flush_partial)
         else:
@@ -407,6 +405,11 @@ class Attachment:
             _log.warning(UNLEFT, names)
         self._ended_at = self.run.clock.step
         self.session = None
+
+    def _count_operations(self, session: Session) -> None:
+        loop = self.run.framework.loop
+        if loop is not None and loop.training([model for _, model in self.run.chunks]):
+            self._operations = session.steps.boundary.operations or 0
 
     def _detach(self) -> None:
         if self._leaving is not None and self._leaving.detach():
