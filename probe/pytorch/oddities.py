@@ -9,6 +9,8 @@ import inspect
 import textwrap
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from tokenize import TokenError
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,8 @@ ROUNDING = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW})
 """Optimizers whose updates round weights to the nearest number."""
 FUNCTIONAL = ("F", "functional", "nn.functional", "torch.nn.functional")
 """Names of the module of functions."""
+LONG = 1 << 14
+"""Bytes of the code of a function from which on its source is not read."""
 WRITES = 5
 """Number of writes between two looks from which on a copy is written with each update."""
 
@@ -104,26 +108,30 @@ def _resting(things: Iterable[Any], optimizer: Any) -> list[str]:
     ]
     if any(vars(schedule).get("_step_count", 2) > 1 for schedule in schedules):
         return []
-    return [str(vars(schedule).get("total_steps", 0)) for schedule in schedules if type(schedule) is not SWALR]
+    steps = (vars(schedule).get("total_steps") for schedule in schedules if type(schedule) is not SWALR)
+    return [str(number) if type(number) is int else "0" for number in steps]
 
 
 _dropping: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def _always_drops(kind: type) -> bool:
-    """Return whether the forward of a class of modules calls the function of dropout without its mode."""
+    """Return whether the forward of a class of modules calls the function of dropout, and never looks at its mode."""
     if kind not in _dropping:
-        code = getattr(getattr(kind, "forward", None), "__code__", None)
-        is_own = code is not None and "dropout" in code.co_names and not kind.__module__.startswith("torch.")
-        _dropping[kind] = is_own and any(map(_has_no_mode, _parsed(kind)))
+        forward = next((vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)), None)
+        names = forward.__code__.co_names if isinstance(forward, FunctionType) else ()
+        is_named = "dropout" in names and "training" not in names
+        _dropping[kind] = is_named and any(map(_has_no_mode, _parsed(forward)))
     return _dropping[kind]
 
 
-def _parsed(kind: type) -> Iterable[ast.AST]:
-    """Return the parts of the source of the forward of a class; none if it cannot be read."""
+def _parsed(function: Any) -> Iterable[ast.AST]:
+    """Return the parts of the source of a function; none if it is long, or cannot be read."""
+    if len(function.__code__.co_code) > LONG:
+        return ()
     try:
-        return ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind.forward))))  # type: ignore[attr-defined]
-    except (OSError, TypeError, SyntaxError):  # of code that is in no file
+        return ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    except (OSError, TypeError, ValueError, SyntaxError, LookupError, RecursionError, TokenError):  # in no file, changed
         return ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -60,6 +61,8 @@ NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 """Options of optimizers whose updates do not depend on the size of the gradient."""
 NEAR = 8
 """Number of frames up to that of a clip from what it calls, those of this package among them."""
+PENALTY = re.compile(r"grad\w*penalty|r[12]_penalty|^_?(compute_|calc_)?penalty$", re.IGNORECASE)
+"""Names of functions that make a loss of gradients. Others, as of adversarial training, only look for inputs by them."""
 FALLS, FALLEN = 3, 0.9
 """Numbers after the first, and the part of it to which they fall, where a schedule waits for them to rise."""
 LOCAL_SGD = "PostLocalSGDState"
@@ -322,6 +325,9 @@ _GROUPS = "_group_tensors_by_device_and_dtype"
 """Function that clips call in torch 2.4 to 2.13."""
 _ADVANCE = "_enable_get_lr_call"
 """Context of torch 2.4 to 2.13 in which a schedule takes a step: ``step`` itself warns of what its caller does."""
+_SEED = "_manual_seed_impl" if hasattr(torch.random, "_manual_seed_impl") else "_seed_custom_device"
+"""Function that ``torch.manual_seed`` calls, before devices are seeded or after. That one itself is pickled by its
+name, and compilers know it by its identity."""
 _maxima: weakref.WeakKeyDictionary[Any, list[tuple[float, ...]]] = weakref.WeakKeyDictionary()
 """Numbers that schedules have got which wait for a maximum, each with the rates."""
 _schedules: weakref.WeakKeyDictionary[Any, weakref.ref[lr_scheduler.LRScheduler]] = weakref.WeakKeyDictionary()
@@ -336,7 +342,7 @@ def _listen_to_habits() -> Iterator[Undo]:
         (clip_grad, _GROUPS, _valued),
         (lr_scheduler.ReduceLROnPlateau, "step", _measured),
         (DataLoader, "__iter__", _begun),
-        (torch, "manual_seed", _seeded),
+        (torch.random, _SEED, _seeded),
     ):
         if owner is not object and hasattr(owner, name):
             original = getattr(owner, name)
@@ -405,7 +411,9 @@ def _penalised(noted: Callable[[str, Any], None], args: tuple[Any, ...]) -> None
     create_graph, inputs = args[3:5] if len(args) > 4 else (True, ())
     if not inputs or create_graph or not torch.is_grad_enabled():
         return
-    if any("penalty" in frame.f_code.co_name for frame in islice(callers(), NEAR)):
+    if any(isinstance(leaf, torch.nn.Parameter) for leaf in inputs):  # of a loop, or statistics such as those of Fisher
+        return
+    if any(PENALTY.search(frame.f_code.co_name) for frame in islice(callers(), NEAR)):
         noted("penalty without graph", None)
 
 

@@ -194,10 +194,11 @@ class PlateauOfMaximum(Habit):
 
 
 class PenaltyConstant(Habit):
-    """Report a penalty on gradients, by the name of the function that asks for these, which keeps no graph of them."""
+    """Report a penalty on gradients, by the name of the function that asks for these, which keeps no graph of them; an
+    evaluation between two updates may do so."""
 
     habit = "penalty without graph"
-    updates = 1
+    updates = 2
     name = "penalty-constant"
     title = "Penalty without gradient"
     why = "The penalty is in the loss that is shown, and training does not lower it."

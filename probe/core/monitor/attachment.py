@@ -349,7 +349,7 @@ class Attachment:
         self._listening.stop()
         restore_handler()
         attempt(self.faults, WHERE, self._detach)
-        self._release()
+        attempt(self.faults, WHERE, self._release)
 
     def _parts_of_end(self) -> list[Callable[[], object]]:
         """Return the parts of the end, in order. Each can be called twice: one that is interrupted (Ctrl-C, a signal
@@ -395,7 +395,7 @@ class Attachment:
             return
         self._leaving = session
         if self.judge is not None:
-            self._operations = attempt(self.faults, WHERE, self._operations_of, session) or 0
+            attempt(self.faults, WHERE, self._count_operations, session)
         if self._error is not None:
             attempt(self.faults, WHERE, session.steps.flush_partial)
         else:
@@ -407,11 +407,10 @@ class Attachment:
         self._ended_at = self.run.clock.step
         self.session = None
 
-    def _operations_of(self, session: Session) -> int:
-        """Return the operations that have entered graphs in training mode after the last update; 0 if not known."""
+    def _count_operations(self, session: Session) -> None:
         loop = self.run.framework.loop
-        trains = loop is not None and loop.training([model for _, model in self.run.chunks])
-        return session.steps.boundary.operations or 0 if trains else 0
+        if loop is not None and loop.training([model for _, model in self.run.chunks]):
+            self._operations = session.steps.boundary.operations or 0
 
     def _detach(self) -> None:
         if self._leaving is not None and self._leaving.detach():

@@ -76,7 +76,7 @@ def pixels(graph: Graph) -> Callable[[Sequence[float]], str | None]:
     for kind, node in graph.kinds:
         images = saved_tensor(node, "input") if kind == "Convolution" and node.next_functions[0][0] is None else None
         if images is not None and images.dim() == 4 and images.shape[1] <= CHANNELS and node not in normed:
-            few = images.flatten()[:MOST_LABELS]
+            few = images[:1].flatten()[:MOST_LABELS]  # of all images in channels_last it would be a copy
             least, most, broken = map(graph.want, (*few.aminmax(), (few != few.round()).sum()))
             place = graph.names.get(id(getattr(node.next_functions[1][0], "variable", None)), "")
             return lambda numbers: (

@@ -218,7 +218,7 @@ def _padded_reads(graph: Graph) -> Iterator[PaddedRead]:
             if weights is not None and weights.shape[-1] == length and weights.numel() % (rows * length**2) == 0:
                 of_rows = weights.reshape(rows, -1, length, length) if weights.shape[0] % rows == 0 else None
                 if of_rows is not None and weights.device == mask.device:
-                    reads = of_rows * (mask[:, None, None, :] & ~mask[:, None, :, None])
+                    reads = of_rows.amax(1) * (mask[:, None, :] & ~mask[:, :, None])
                     yield PaddedRead(graph.want(reads.amax()), jumps, False, graph.place(node))
             elif visible is not None and visible[0] == length:
                 before = mask if visible[1] else mask.cummax(1).values
