@@ -287,6 +287,19 @@ def bad_classes(attach: Attach) -> Any:
     return classes(attach, bad=True)
 
 
+def weighed(attach: Attach) -> Any:
+    """A data set of one batch, begun anew for each update, and a loss that is weighed by the gradient passed in."""
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    attach(net, optimizer)
+    pair = tuple(values.asnumpy() for values in batches(1)[0])
+    data, loss = ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(16), nn.WithLossCell(net, nn.MSELoss())
+    gradients_of = ms.ops.GradOperation(get_by_list=True, sens_param=True)(loss, optimizer.parameters)
+    for _ in range(STEPS):
+        optimizer(gradients_of(*next(data.create_tuple_iterator()), ms.Tensor(0.5)))
+    return net
+
+
 def first_batch(attach: Attach) -> Any:
     """One batch alone, whose targets are broadcast, axes that are exchanged, and a part in evaluation mode from a step
     on."""
@@ -331,7 +344,7 @@ def unfrozen(attach: Attach) -> Any:
     return net
 
 
-HEALTHY = (classes, function, clipped, accumulated, scaled, cell, model, compiled, torch_style, graph_mode)
+HEALTHY = (classes, weighed, function, clipped, accumulated, scaled, cell, model, compiled, torch_style, graph_mode)
 FAULTY: dict[Callable[[Attach], Any], dict[str, int]] = {
     not_cleared: {"stale-gradient": 1},
     never_cleared: {"stale-gradient": 1},
