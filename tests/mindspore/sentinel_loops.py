@@ -14,6 +14,7 @@ from probe.mindspore.callbacks import RunCallback  # isort: skip - only where Mi
 
 Attach = Callable[[Any, Any], Any]
 STEPS = 24
+SCALE = 1024.0
 
 
 def made() -> Any:
@@ -107,9 +108,9 @@ def scaled(attach: Attach) -> Any:
 def cell(attach: Attach, divides: bool = True) -> Any:
     """The wrapper of MindSpore's own, whose factor the optimizer divides out."""
     net = made()
-    optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9, loss_scale=8.0 if divides else 1.0)
+    optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9, 1e-2, loss_scale=SCALE if divides else 1.0)
     attach(net, optimizer)
-    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, sens=8.0).set_train()
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, sens=SCALE).set_train()
     for x, y in batches():
         step(x, y)
     return net
