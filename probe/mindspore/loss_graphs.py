@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary, ref
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from probe.core.backend.pytree import leaves
 from probe.core.checks.beginning import Beginning
-from probe.core.checks.loss_calls import Form, LossCall, LossGraph, Regrouped, exchanges
+from probe.core.checks.loss_calls import PRIME, Form, LossCall, LossGraph, Regrouped, exchanges, is_crossed, traced
 from probe.core.checks.parameter_use import ParameterUse
 from probe.mindspore import autograd, tensors
 from probe.mindspore.data_sets import in_order
@@ -25,8 +26,6 @@ from probe.mindspore.data_sets import in_order
 SECONDS = 0.05
 MOST_LOSSES, MANY, MOST_LABELS = 8, 8, 1 << 14
 """Losses of a graph, labels that are not one class by chance, and labels that are counted."""
-PRIME = 16_777_213
-"""Largest prime of 24 bits."""
 FUNCTIONS = {
     "CrossEntropyLoss": "cross_entropy",
     "SoftmaxCrossEntropyWithLogits": "cross_entropy",
@@ -58,6 +57,8 @@ KEEPS = frozenset({"Reshape", "View", "Contiguous", "Squeeze", "ExpandDims", "Ca
 """Kinds of nodes that change no number."""
 COPIES = KEEPS | {"Transpose", "TransposeExtView", "StridedSlice", "Permute"}
 """Kinds of nodes behind which a parameter is still that parameter."""
+SCALES = frozenset({"Muls", "Divs"})
+"""Kinds of nodes that multiply by a number."""
 MEANS = frozenset({"MeanExt", "ReduceMean", "Mean", "SumExt", "ReduceSum"})
 DISTANCES = {"Pow": "mse_loss", "Square": "mse_loss", "Mul": "mse_loss", "Abs": "l1_loss"}
 """Losses that a program writes itself, by the node that reads a difference."""
@@ -83,7 +84,7 @@ class _Call(NamedTuple):
 
 
 _calls: deque[_Call] = deque(maxlen=MOST_LOSSES)
-"""Losses that were computed since the last backward."""
+"""Losses that were computed since the last backward, in any thread."""
 
 
 def called(cell: Any, arguments: tuple[Any, ...], result: Any) -> None:
@@ -112,7 +113,7 @@ def forget() -> None:
 def spoilt_input(given: object) -> Beginning | None:
     """Return labels of a loss that are not finite as the beginning of such numbers, else tensors in ``given``; None if
     all are finite, or are not in host memory."""
-    labels = ((call.function, call.values()) for call in _calls)
+    labels = ((call.function, call.values()) for call in _calls.copy())
     for name, value in (*labels, *(("", value) for value in leaves(given))):
         if tensors.is_tensor(value) and tensors.on_host(value):
             numbers = tensors.numbers(value)
@@ -181,14 +182,14 @@ def loss_graph(root: Any, names: Mapping[int, str]) -> Callable[[], LossGraph] |
     nodes = _nodes(root)
     if not nodes:
         return None
-    calls = [call for call in _calls if call.scores in nodes or call.labels in nodes]
-    losses = tuple(_of_cell(nodes, call) for call in calls) or tuple(_by_hand(nodes))
+    calls = [call for call in _calls.copy() if call.scores in nodes or call.labels in nodes]
+    losses = tuple(_of_cell(nodes, call) for call in calls) or tuple(islice(_by_hand(nodes), MOST_LOSSES))
     means = {call.result: call.function for call in calls if call.reduction == "mean"}
     start = _past(nodes, next(iter(nodes)), KEEPS)
     factor = 1.0 if start in means else math.nan
-    while nodes[start].kind in ("Muls", "Divs"):
-        start = nodes[start].inputs[0]
-    negated = means.get(_behind(nodes, start), "") if nodes[start].kind == "Neg" else ""
+    start = _past(nodes, start, SCALES)
+    is_negative = start in nodes and nodes[start].kind == "Neg"
+    negated = means.get(_behind(nodes, start), "") if is_negative else ""
     regrouped = next(_regrouped(nodes), None)
     return functools.partial(LossGraph, losses, regrouped=regrouped, negated=negated, in_order=in_order, factor=factor)
 
@@ -264,19 +265,18 @@ def _by_hand(nodes: Mapping[int, _Node]) -> Iterator[LossCall]:
             continue
         if node.kind in KINDS:
             classes = int(first.shape[-1]) if KINDS[node.kind] == "cross_entropy" and first.shape else 0
-            yield _call(KINDS[node.kind], _form(nodes, before), classes, math.prod(first.shape))
+            yield traced(KINDS[node.kind], _form(nodes, before), math.prod(first.shape), classes)
         elif node.kind == "GatherD" and (scores := _normalised(nodes, before)) >= 0:
             classes = int(first.shape[-1]) if first.shape else 0
-            yield _call("cross_entropy", _form(nodes, scores), classes, math.prod(node.shape))
+            yield traced("cross_entropy", _form(nodes, scores), math.prod(node.shape), classes)
         elif node.kind in MEANS and node.shape == () and first.kind in DISTANCES:
             inside = nodes.get(_behind(nodes, before))
-            if inside is not None and inside.kind in DIFFERENCES:
-                call = _call(DISTANCES[first.kind], "numbers", 0, math.prod(inside.shape))
-                yield call._replace(broadcast=_is_crossed(nodes, inside))
-
-
-def _call(function: str, form: Form, classes: int, rows: int) -> LossCall:
-    return LossCall(0, function, "", form, classes, rows, 0.0, math.nan, "other", 0)
+            is_distance = first.kind != "Mul" or len({*first.inputs}) == 1
+            if inside is not None and inside.kind in DIFFERENCES and is_distance:
+                call = traced(DISTANCES[first.kind], "numbers", math.prod(inside.shape))
+                computed = (nodes[each] for each in inside.inputs if each in nodes)
+                shapes = [operand.shape for operand in computed if operand.order >= 0]  # arguments are leaves
+                yield call._replace(broadcast=is_crossed(inside.shape, shapes))
 
 
 def _normalised(nodes: Mapping[int, _Node], identity: int) -> int:
@@ -289,15 +289,6 @@ def _normalised(nodes: Mapping[int, _Node], identity: int) -> int:
         return -1
     kinds = {nodes[each].kind for each in nodes[node.inputs[1]].inputs if each in nodes}
     return node.inputs[0] if "Log" in kinds else -1
-
-
-def _is_crossed(nodes: Mapping[int, _Node], difference: _Node) -> bool:
-    """Return whether a difference compares N scores, of shape (N, 1) or (N,), with N numbers of the other shape."""
-    computed = (nodes[each] for each in difference.inputs if each in nodes)
-    shape, operands = difference.shape, [node for node in computed if node.order >= 0]  # arguments are leaves
-    if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2 or len(operands) != 1:
-        return False
-    return operands[0].shape in ((shape[0], 1), (shape[0],))
 
 
 def _regrouped(nodes: Mapping[int, _Node]) -> Iterator[Regrouped]:

@@ -44,7 +44,7 @@ def options(optimizer: Any) -> Iterator[dict[str, Any]]:
     own = getattr(optimizer, "param_groups", None)
     if own is None:
         decays = getattr(optimizer, "weight_decay", 0.0)
-        decays = decays if isinstance(decays, tuple) else (decays,)
+        decays = [_decay(optimizer, decay) for decay in (decays if isinstance(decays, tuple) else (decays,))]
         betas = [getattr(optimizer, name, None) for name in ("beta1", "beta2")]
         shared = {"momentum": getattr(optimizer, "momentum", None), "betas": betas}
         known = rates(optimizer)
@@ -59,6 +59,13 @@ def options(optimizer: Any) -> Iterator[dict[str, Any]]:
         options: dict[str, Any] = {name: value for name, value in numbers.items() if not math.isnan(value)}
         pair = tuple(map(read, group.get("betas") or ()))
         yield options | ({"betas": pair} if pair and not any(map(math.isnan, pair)) else {})
+
+
+def _decay(optimizer: Any, value: Any) -> float:
+    """Return a weight decay without the loss scale, which MindSpore multiplies it by, and wraps schedules for."""
+    if isinstance(value, nn.Cell):
+        return on_host(optimizer, getattr(value, "weight_decay", value))
+    return on_host(optimizer, value) / float(getattr(optimizer, "loss_scale", 1.0))
 
 
 def _lost(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -44,6 +44,8 @@ ACTIVE = (_BatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Cells that compute otherwise in training."""
 NORMALISING = frozenset({"exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum"})
 """State of optimizers whose updates do not depend on the size of the gradient."""
+LEAST_SCALE = 8.0
+"""Least gradient of a loss that is taken for the factor of a scaler: others weigh the loss, or turn its sign."""
 _TREE = ModuleTree(nn.Cell, "_params", "_cells", ("_params_list", "_buffers"))
 MARKED = 1024
 """Elements of a gradient that show whether it was written: its version does not show every write (MindSpore 2.10)."""
@@ -180,7 +182,7 @@ def _announce(began: Began, function: Any, operation: Any, weights: Any, given: 
     _given = given
     root = _forward.root(function, bool(getattr(operation, "has_aux", False)))
     _scale = None if root is None else loss_scale.scale_within(function)
-    if _passed(operation, given) != 1.0:  # the gradients have this factor, and the loss has not
+    if _passed(operation, given) >= LEAST_SCALE:  # the gradients have this factor, and the loss has not
         _scale = mindspore.Tensor(1.0, mindspore.float32)
     try:
         began(root, {id(weight) for weight in _asked(function, operation, weights)})

@@ -14,6 +14,7 @@ from probe.mindspore.callbacks import RunCallback  # isort: skip - only where Mi
 
 Attach = Callable[[Any, Any], Any]
 STEPS = 24
+SCALE = 1024.0
 
 
 def made() -> Any:
@@ -107,9 +108,9 @@ def scaled(attach: Attach) -> Any:
 def cell(attach: Attach, divides: bool = True) -> Any:
     """The wrapper of MindSpore's own, whose factor the optimizer divides out."""
     net = made()
-    optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9, loss_scale=8.0 if divides else 1.0)
+    optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9, 1e-2, loss_scale=SCALE if divides else 1.0)
     attach(net, optimizer)
-    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, sens=8.0).set_train()
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, sens=SCALE).set_train()
     for x, y in batches():
         step(x, y)
     return net
@@ -287,6 +288,19 @@ def bad_classes(attach: Attach) -> Any:
     return classes(attach, bad=True)
 
 
+def weighed(attach: Attach) -> Any:
+    """A data set of one batch, begun anew for each update, and a loss that is weighed by the gradient passed in."""
+    net = made()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    attach(net, optimizer)
+    pair = tuple(values.asnumpy() for values in batches(1)[0])
+    data, loss = ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(16), nn.WithLossCell(net, nn.MSELoss())
+    gradients_of = ms.ops.GradOperation(get_by_list=True, sens_param=True)(loss, optimizer.parameters)
+    for _ in range(STEPS):
+        optimizer(gradients_of(*next(data.create_tuple_iterator()), ms.Tensor(0.5)))
+    return net
+
+
 def first_batch(attach: Attach) -> Any:
     """One batch alone, whose targets are broadcast, axes that are exchanged, and a part in evaluation mode from a step
     on."""
@@ -331,7 +345,7 @@ def unfrozen(attach: Attach) -> Any:
     return net
 
 
-HEALTHY = (classes, function, clipped, accumulated, scaled, cell, model, compiled, torch_style, graph_mode)
+HEALTHY = (classes, weighed, function, clipped, accumulated, scaled, cell, model, compiled, torch_style, graph_mode)
 FAULTY: dict[Callable[[Attach], Any], dict[str, int]] = {
     not_cleared: {"stale-gradient": 1},
     never_cleared: {"stale-gradient": 1},

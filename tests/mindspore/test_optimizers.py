@@ -106,3 +106,14 @@ def test_settings_of_an_optimizer_that_is_made_anew() -> None:
     assert all(made(*each) == settings(each[0](model.trainable_params(), *each[1:])) != "" for each in same)
     assert made(nn.Adam, 0.1) != made(nn.Adam, 0.2)
     assert made(nn.Momentum, rates, 0.9) != made(nn.Momentum, rates, 0.5)
+
+
+def test_settings_run_nothing_of_the_program() -> None:
+    """A decay that is a cell of the program's is not known: to read it, that cell would run."""
+
+    class Decay(nn.Cell):
+        def construct(self, step: Any) -> Any:
+            raise AssertionError("ran")
+
+    optimizer = nn.Momentum(TinyNet().trainable_params(), 0.1, 0.9, Decay())
+    assert "weight_decay" not in CellFinder().settings(optimizer) != ""

@@ -41,10 +41,10 @@ class ModuleTree(NamedTuple):
                         continue
                     if child.training and level < LEVELS:
                         waiting.append((f"{prefix}{name}.", child, level + 1))
-                    elif not child.training and is_trained(child):
+                    elif not child.training:
                         if child not in _active:
                             _active[child] = is_active(child)
-                        names += [f"{prefix}{name}"] if _active[child] else []
+                        names += [f"{prefix}{name}"] if _active[child] and is_trained(child) else []
         return tuple(names)
 
     def unregistered(self, model: Any, is_own: Callable[[Any], bool]) -> dict[int, tuple[str, Any]]:

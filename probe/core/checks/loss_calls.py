@@ -15,7 +15,8 @@ Relation = Literal["next", "same", "second", "other"]
 """Relation of the labels of a loss to the tokens that the model got: the next token each, the same one, the one after
 the next, or none of these."""
 
-
+PRIME = 16_777_213
+"""Largest prime of 24 bits, below which digests of labels are."""
 READ = 1e-6
 """Least weight of attention that is no rounding."""
 KEPT = 3
@@ -91,6 +92,22 @@ class LossCall(NamedTuple):
     """Weight of each class and the number of its labels; empty if the loss has no such weights, or many classes."""
     exchanged: bool = False
     """True if what stands for the labels has a gradient, and what stands for the scores has none."""
+
+
+def traced(function: str, form: Form, rows: int, classes: int = 0) -> LossCall:
+    """Return a loss of which a graph shows no more."""
+    return LossCall(0, function, "", form, classes, rows, 0.0, math.nan, "other", 0)
+
+
+def is_crossed(difference: Sequence[int], operands: Sequence[Sequence[int]]) -> bool:
+    """Return whether a difference compares N scores, of shape (N, 1) or (N,), with N numbers of the other shape.
+
+    Args:
+        operands: shapes of those that have a gradient.
+    """
+    if len(difference) != 2 or difference[0] != difference[1] or difference[0] < 2 or len(operands) != 1:
+        return False
+    return tuple(operands[0]) in ((difference[0], 1), (difference[0],))
 
 
 class Regrouped(NamedTuple):

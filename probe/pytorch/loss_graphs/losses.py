@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from probe.core.checks.loss_calls import Form, LossCall, Relation
+from probe.core.checks.loss_calls import PRIME, Form, LossCall, Relation, is_crossed, traced
 from probe.pytorch.loss_graphs import inputs
 from probe.pytorch.loss_graphs.nodes import (
     KEEPS,
@@ -38,8 +38,6 @@ DISTANCES = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss"})
 ARITHMETIC = KEEPS | {"Add", "Sub", "Mul", "Div"}
 MOST_CLASSES = 32
 """Classes of a loss whose weights are compared with the number of their labels."""
-PRIME = 16_777_213
-"""Largest prime of 24 bits."""
 ORDER: tuple[Relation, ...] = ("next", "other", "same", "second")
 """Relations of labels to tokens: of those that hold by chance, too, the one that is meant comes first."""
 
@@ -120,20 +118,21 @@ class Losses:
             else:
                 crossed = 0 in _expanded(scores, labels) and 0 in _expanded(labels, scores)
                 of_scores, of_labels = (follower is not None for follower, _ in node.next_functions[:2])
-                call = _call(KINDS[kind], _form(node), labels.numel())
+                call = traced(KINDS[kind], _form(node), labels.numel())
                 exchanged = kind in DIRECTED and of_labels and not of_scores
                 yield call._replace(broadcast=crossed, exchanged=exchanged), None
         elif kind == "Softmax" and kind_of(behind(node)) == "Softmax":
             result = saved_tensor(node, "result")
             if result is not None and result.numel():
-                yield _call("softmax", "probabilities", result.numel(), int(result.shape[-1])), None
+                yield traced("softmax", "probabilities", result.numel(), int(result.shape[-1])), None
         elif kind in ("Mean", "Sum") and shape_of(node) == ():
             before = behind(node)
             name = kind_of(before)
             alike = name != "Mul" or len({*before.next_functions}) == 1
             if name in BY_HAND and alike and kind_of(difference := behind(before)) in ("Sub", "Rsub"):
-                call = _call(BY_HAND[name], "numbers", math.prod(shape_of(difference)))
-                yield call._replace(broadcast=_is_crossed(difference)), None
+                call = traced(BY_HAND[name], "numbers", math.prod(shape_of(difference)))
+                operands = [shape_of(*edge) for edge in difference.next_functions if edge[0] is not None]
+                yield call._replace(broadcast=is_crossed(shape_of(difference), operands)), None
 
     def _likelihood(
         self, graph: Graph, node: Any, labels: torch.Tensor, scores: torch.Tensor
@@ -155,7 +154,7 @@ class Losses:
         want = graph.want
         digest = want(_digest(labels)) if labels.numel() >= MANY else -1
         weights = [*_weights(graph, node, labels, ignored)]
-        call = _call(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0]))
+        call = traced(function, form, labels.numel(), int(scores.shape[1 if scores.dim() > 1 else 0]))
         return call, LabelNumbers(pairs, digest, weights, want(ignored.sum()), [*map(want, ends)])
 
 
@@ -220,10 +219,6 @@ def _pairs(graph: Graph, labels: torch.Tensor, ignored: torch.Tensor, lookup: Lo
             break
 
 
-def _call(function: str, form: Form, rows: int, classes: int = 0) -> LossCall:
-    return LossCall(0, function, "", form, classes, rows, 0.0, math.nan, "other", 0)
-
-
 def _digest(labels: torch.Tensor) -> torch.Tensor:
     """Return a number below that of the primes, which float32 holds exactly, for labels in their order."""
     few = labels.flatten()[:MOST_LABELS]
@@ -260,12 +255,3 @@ def _expanded(tensor: torch.Tensor, partner: torch.Tensor) -> list[int]:
         return []
     pairs = zip(tensor.shape, tensor.stride(), partner.stride(), strict=True)
     return [stride for size, stride, partner_stride in pairs if size > 1 and partner_stride]
-
-
-def _is_crossed(difference: Any) -> bool:
-    """Return whether a difference compares N scores, of shape (N, 1) or (N,), with N numbers of the other shape."""
-    shape = shape_of(difference)
-    operands = [(follower, output) for follower, output in difference.next_functions if follower is not None]
-    if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2 or len(operands) != 1:
-        return False
-    return shape_of(*operands[0]) in ((shape[0], 1), (shape[0],))
