@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from probe.core.storage.duckdb_reader import Rows
@@ -36,13 +37,18 @@ def located_row(
         if signal not in rows.signals:
             return None
         found = list(_found(rows, signal, names, row, rank, step))
-        chosen = next((each for each in found if micro_step is None or each[MICRO_STEP] == micro_step), None)
-        if chosen is None:
+        micro_steps = sorted({each[MICRO_STEP] for each in found})
+        wanted_step = micro_step if micro_step is not None or not found else micro_steps[0]
+        same = [each for each in found if each[MICRO_STEP] == wanted_step]
+        if not same:
             return None
-        micro_steps = list(dict.fromkeys(each[MICRO_STEP] for each in found))
-        file, line = _place(rows, signal, chosen, wanted.vpp_stage, wanted.name, step)
+        call = min(each[CALL] for each in same)
+        before = max(n for n, each in enumerate(same) if each[CALL] == call)  # of rows that come twice, the later one
+        chosen = same[before]
+        places = _places(rows, signal, chosen, wanted.vpp_stage, wanted.name, step)
+        file, line = [("", None), *islice(places, before + 1)][-1]
         values = {number: chosen[number] for number in rows.numbers(signal) if chosen[number] is not None}
-    before, after = _neighbours(reader, signal, names, row, rank, step)
+    previous, after = _neighbours(reader, signal, names, row, rank, step)
     return {
         "signal": signal,
         "row": row,
@@ -56,19 +62,19 @@ def located_row(
         "shape": chosen[SHAPE] or "",
         "dtype": chosen[DTYPE] or "",
         "coverage": chosen[COVERAGE],
-        "previous_step": before,
+        "previous_step": previous,
         "next_step": after,
     }
 
 
 def _found(rows: Rows, signal: str, names: RowNames, row: str, rank: int, step: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all micro steps."""
+    """Yield the rows of all micro steps, in the order of the file."""
     numbers = [*rows.numbers(signal)]
     columns = ["directory", MICRO_STEP, CALL, SHAPE, DTYPE, COVERAGE, *numbers]
     where = f"{same_row(names.row(row))} AND v.rank = {rank} AND v.step = {step}"
     query = (
         f"SELECT {', '.join(map(quoted, columns))} FROM {rows.view(signal)} AS v "  # noqa: S608 - quoted
-        f"WHERE {where} ORDER BY {MICRO_STEP}, {CALL}"
+        f"WHERE {where}"
     )
     for cells in rows.connection.execute(query).fetchall():
         yield dict(zip(columns, cells, strict=True))
@@ -92,8 +98,10 @@ def _neighbours(
     return before, after
 
 
-def _place(rows: Rows, signal: str, row: dict[str, Any], stage: int, name: str, step: int) -> tuple[str, int | None]:
-    """Return the file of a row, and its line if it is text."""
+def _places(
+    rows: Rows, signal: str, row: dict[str, Any], stage: int, name: str, step: int
+) -> Iterator[tuple[str, int | None]]:
+    """Yield the file and, if it is text, the line of each row of the same name, step and micro step."""
     for file in rows.files_of(signal, row["directory"]):
         if not file.first <= step <= file.last:
             continue
@@ -101,13 +109,12 @@ def _place(rows: Rows, signal: str, row: dict[str, Any], stage: int, name: str, 
         shown = f"{original.parent.name}/{original.name}"
         if file.format != CSV:
             if _has_step(rows, file, step):
-                return shown, None
+                yield shown, None
             continue
         micro = str(row[MICRO_STEP]) if MICRO_STEP in file.columns else ""
         beginning = line_beginning(str(stage), csv_cell(name), str(step), micro)
-        if (line := _line(file._replace(path=original), beginning.encode("utf-8", "backslashreplace"))) is not None:
-            return shown, line
-    return "", None
+        for line in _lines(file._replace(path=original), beginning.encode("utf-8", "backslashreplace")):
+            yield shown, line
 
 
 def _has_step(rows: Rows, file: TableFile, step: int) -> bool:
@@ -115,16 +122,15 @@ def _has_step(rows: Rows, file: TableFile, step: int) -> bool:
     return bool(rows.connection.execute(query).fetchall())
 
 
-def _line(file: TableFile, beginning: bytes) -> int | None:
-    """Return the number of the first line that begins so, counted from 1."""
-    before, rest = 1, b"\n"  # a line break stands before the first line
+def _lines(file: TableFile, beginning: bytes) -> Iterator[int]:
+    """Yield the numbers of the lines that begin so, counted from 1."""
+    number, rest = 1, b"\n"  # a line break stands before the first line
     with opened(file.path) as source:
         while data := source.read(BLOCK):
-            text = rest + data
-            at = text.find(b"\n" + beginning)
-            if at >= 0:
-                return before + text.count(b"\n", 1, at + 1)
-            keep = text.rfind(b"\n")
-            before += text.count(b"\n", 1, keep + 1) if keep > 0 else 0
-            rest = text[keep:] if keep >= 0 else text
-    return None
+            text, begin = rest + data, 0
+            while (at := text.find(b"\n" + beginning, begin)) >= 0:
+                yield number + text.count(b"\n", 1, at + 1)
+                begin = at + 1
+            keep = max(text.rfind(b"\n"), begin)
+            number += text.count(b"\n", 1, keep + 1)
+            rest = text[keep:]

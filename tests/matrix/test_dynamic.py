@@ -103,17 +103,19 @@ def test_an_edit_without_effect_is_told(
     edits = {
         1: rewriting(start_step=7, output_dir=str(tmp_path / "elsewhere"), queue_size=9),
         3: rewriting(run={"enable": True}, sentinel={"enable": True}, module_ranks=[5]),
+        4: rewriting(run={"enable": False}, sentinel={"enable": False}, param_distribution=False),
     }
     with caplog.at_level(logging.WARNING, "probe"):
         assert collected(framework, config(path, on=True), 6, edits) == [1, 2, 3]
     told = [record.getMessage().partition(": ")[0] for record in caplog.records]
     keys = "output_dir", "queue_size", "run", "sentinel.enable"
     lasting = [f"{key} has no effect while training runs" for key in keys]
-    assert [line for line in told if "effect" in line or "ranks" in line] == [
+    assert [line for line in told if "effect" in line or "ranks" in line or "nothing" in line] == [
         *lasting[:2],
         "start_step has no effect in dynamic mode",
         *lasting[2:],
         "module_ranks",
+        "the configuration collects nothing",
     ]
     assert not (tmp_path / "elsewhere").exists()
 

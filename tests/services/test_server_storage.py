@@ -95,6 +95,20 @@ def test_a_full_disk_is_no_acknowledgement(tmp_path: Path) -> None:
         assert [row["number"] for row in server.stored("job")] == [0, 1, 2, 3]
 
 
+def test_a_database_that_is_gone_is_no_acknowledgement(tmp_path: Path) -> None:
+    """Requests get status 503 until the file is back: nothing goes into one that nobody can open."""
+    database = tmp_path / "server.sqlite"
+    with serving(database) as server:
+        assert server.post(batch())[0] == 200
+        database.rename(tmp_path / "elsewhere")
+        assert server.post(batch(numbers=[1]))[0] == 503
+        assert [server.request("GET", path)[0] for path in ("/health", "/v1/messages", "/v1/events")] == [503] * 3
+        (tmp_path / "elsewhere").rename(database)
+        assert server.post(batch(numbers=[1]))[0] == 200
+        assert [row["number"] for row in server.stored("job")] == [0, 1]
+        assert "Traceback" not in server.errors.read_text()
+
+
 def test_old_messages_are_removed_and_stay_known(tmp_path: Path) -> None:
     """The most that are kept, oldest removed first; a removed one that is sent again is not stored again; findings
     stay."""

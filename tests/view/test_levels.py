@@ -316,3 +316,16 @@ def test_a_line_is_counted_in_a_file_of_any_size(size: int, tmp_path: Path, monk
             found = located_row(reader, SIGNAL, "c", 0, step, None)
             assert found is not None
             assert lines[found["line"] - 1].startswith(f"0,c,{step},")
+
+
+def test_of_a_row_that_comes_twice_the_later_is_shown(tmp_path: Path) -> None:
+    """Its numbers and its line, whatever lies between; every reader takes it."""
+    rank = WrittenRank(tmp_path / "run", 0, world=1)
+    rank.write(3, [1.0, 2.0, 3.0])
+    (path,) = rank.directory.glob(f"{SIGNAL}_*.csv")
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, *rows, *(row.replace(',3,"', ',5,"') for row in rows), ""]))
+    with closing(RunReader(GrowingFiles(str(tmp_path / "run")))) as reader:
+        found = located_row(reader, SIGNAL, "c", 0, 3, None)
+    assert found is not None
+    assert (found["values"]["max"], found["line"]) == (5.0, 7)

@@ -28,6 +28,7 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Pace, Schedule
 from probe.core.instrumentation.selection import Lead, no_lead
+from probe.core.instrumentation.signals.sources import collects_nothing
 from probe.core.instrumentation.signals.structure import ending
 from probe.core.launch import is_unnamed
 from probe.core.records import Finding
@@ -317,6 +318,7 @@ class Planner:
         if settings is not None:
             self.warn(KEPT.format(key) for key, of in LASTING.items() if of(settings) != of(self.settings))
             if settings.dynamic_on:
+                self.warn(collects_nothing(settings))
                 self.warn(without_effect(settings, self._framework.groups.world_size()))
                 if settings.start_step > step:
                     self.warn([EARLIER.format(settings.start_step)])

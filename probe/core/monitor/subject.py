@@ -24,7 +24,7 @@ from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Lead, Selection, watched
 from probe.core.instrumentation.signals.features.source import unknown
-from probe.core.instrumentation.signals.sources import chosen
+from probe.core.instrumentation.signals.sources import collects_nothing
 from probe.core.instrumentation.signals.structure import prepare
 from probe.core.launch import RANKS, WORLDS, is_unnamed, launched
 from probe.core.moments import columns_for
@@ -258,13 +258,8 @@ def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> 
     Args:
         ranks: number of processes.
     """
-    others = settings.cc_distribution.enable, settings.run.enable, settings.sentinel.enable
-    nothing = not (chosen(settings) or any(others))
-    if nothing and not dynamic(environ):
-        yield (
-            "the configuration collects nothing: switch on wg_distribution, xy_distribution, param_distribution or "
-            "mv_distribution; `probe config check FILE` says what a file collects"
-        )
+    if not dynamic(environ):
+        yield from collects_nothing(settings)
     rank, world = launched(environ, RANKS, 0), launched(environ, WORLDS, 0)
     if 0 < world <= rank:
         yield f"the environment has rank {rank} of {world}: expected 0 to {world - 1}; correct or unset the variables"

@@ -220,7 +220,7 @@ def _part(table: _Table, layouts: dict[tuple[str, tuple[str, ...]], _About], bef
     described = tuple(cells.get(column) for column in DESCRIBING)
     if layout is None or layout.cells != described:
         layout = layouts[table.signal, table.columns] = _about(table, described, problems)
-    _record_twice(table.signal, table.step, len(table.rows) - len(layout.kept), table.directory, problems)
+    record_twice(table.signal, table.step, len(table.rows) - len(layout.kept), table.directory, problems)
     values = {op: np.array(cells[op], dtype=np.float64)[layout.kept] for op in table.columns if is_number(op)}
     derived = {op: value for op, value in values.items() if op in OPS}
     more = {name: v for name, v in values.items() if name not in OPS or name in QUANTILES}
@@ -239,7 +239,7 @@ def _part(table: _Table, layouts: dict[tuple[str, tuple[str, ...]], _About], bef
     return _Part(batch, tuple(derived), table.directory, table.is_void, len(table.rows))
 
 
-def _record_twice(signal: str, step: int, twice: int, directory: Place, problems: Problems) -> None:
+def record_twice(signal: str, step: int, twice: int, directory: Place, problems: Problems) -> None:
     if twice:
         singular = "{signal}: step {step} has {number} row twice: the later one is taken"
         plural = "{signal}: step {step} has {number} rows twice: the later ones are taken"
@@ -255,7 +255,7 @@ def _joined(parts: Sequence[_Part], problems: Problems) -> Batch:
     last = {keys[row]: row for row in np.argsort(order).tolist()}
     at = np.array(sorted(last.values(), key=order.__getitem__))
     first = batches[0]
-    _record_twice(first.signal, first.step, len(keys) - len(at), parts[-1].directory, problems)
+    record_twice(first.signal, first.step, len(keys) - len(at), parts[-1].directory, problems)
     columns, absent = _columns(batches)
     coverage = tuple(c for batch in batches for c in batch.coverage or (None,) * len(batch))
     return Batch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
@@ -114,7 +115,10 @@ class Endpoints:
         """Return messages in an answer that is made on a thread."""
 
         def answer() -> Response:
-            messages = self._service.store.messages(after, most, job, events)
+            try:
+                messages = self._service.store.messages(after, most, job, events)
+            except sqlite3.Error:  # the file is gone, or damaged
+                return json_answer(503, {"error": "the database cannot be read"})
             return json_answer(200, {"messages": rows(messages)})
 
         return await anyio.to_thread.run_sync(answer, limiter=self._readers)

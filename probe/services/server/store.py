@@ -118,6 +118,7 @@ class HeartbeatStore:
         self.path, self._settle = path, settle
         self._keep_seconds, self._keep_messages = keep_seconds, keep_messages
         self._connection, self._lock = open_database(path, KIND, _prepare)
+        self._opened = _identity(path)
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._size, self._closing = 0, False
@@ -225,6 +226,8 @@ class HeartbeatStore:
             _log.warning("%s: a transaction failed (%d so far): %s", self.path, self.failures, error)
 
     def _transaction(self, group: list[_Request]) -> list[tuple[object, Outcome]]:
+        if _identity(self.path) != self._opened:  # SQLite would go on with a file that nobody can open any more
+            raise sqlite3.OperationalError("the file has been removed or replaced: start the server again")
         cursor = self._connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
         try:
@@ -367,6 +370,14 @@ def _stored(row: tuple[Any, ...]) -> StoredMessage:
     contents = {name: numeric(value) for name, value in json.loads(row[12]).items()}
     message = HeartbeatMessage(row[8], row[9], row[10], row[11], contents)
     return StoredMessage(row[0], Origin(*row[3:8]), message, row[1], bool(row[2]))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and the inode of a file; None if it is gone."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _reader(path: Path) -> sqlite3.Connection:

@@ -67,6 +67,18 @@ def test_every_number_of_every_rank_is_there(tmp_path: Path) -> None:
     assert sorted(tables) == [(f"metric_{n}_step_{a}_{a + 3}",) for n in (1, 2) for a in (0, 4, 8)]
 
 
+def test_of_a_row_that_comes_twice_the_later_counts(tmp_path: Path) -> None:
+    """It is told, and counted once."""
+    directory = write_run(tmp_path, 0, range(3))
+    path = directory / "actv_1-1.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, lines[1].replace(lines[1].split(",")[4], "7.5"), ""]))
+    done = convert(tmp_path, tmp_path / "db")
+    assert done.problems.lines() == [f"{path}: actv: step 1 has 1 row twice: the later one is taken"]
+    assert done.rows == 3 * 6
+    assert held(tmp_path / "db") == written((directory, 0))
+
+
 def test_processes_change_nothing(tmp_path: Path) -> None:
     """The database has the same rows, whoever has read the files."""
     for rank in range(3):

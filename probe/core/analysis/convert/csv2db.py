@@ -12,6 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from probe.core.analysis.convert.select import (
     Chosen,
     ConversionUnit,
@@ -26,11 +28,13 @@ from probe.core.analysis.convert.select import (
 from probe.core.analysis.engines.workers import WorkersDiedError, in_order
 from probe.core.language import Message, message
 from probe.core.messages import counted, plural
+from probe.core.storage.batches import record_twice
 from probe.core.storage.chunks import Chunk, ParsedChunk, files_in, parse, pieces
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import opened
 from probe.core.storage.layout import CSV, table_name
 from probe.core.storage.location import Location, Place
+from probe.core.storage.metric_rows import MetricRows
 from probe.core.storage.metrics_db import MetricsDatabase
 from probe.core.storage.metrics_schema import FILE_NAME
 from probe.core.storage.problems import Problems
@@ -260,7 +264,7 @@ class _Import:
                         self._done.problems.add(work.file.path, wrong, line)
                     if parsed.rows is not None:
                         self._database.add(parsed.rows)
-                        rows += len(parsed.rows.steps)
+                        rows += len(parsed.rows.steps) - self._twice(work, parsed.rows)
                         if work.twice:
                             steps.update(parsed.rows.steps.tolist())
                 self._database.remember(
@@ -271,6 +275,14 @@ class _Import:
             return
         self._done.rows += self._counted.new(work, steps) if work.twice else rows
         self._done.files += 1
+
+    def _twice(self, work: _Work, rows: MetricRows) -> int:
+        """Record the rows of which a later one replaces the first; return their number."""
+        first = np.unique(rows.steps * len(rows.targets) + rows.target, return_index=True)[1]
+        again = np.delete(rows.steps, first)
+        for step, number in zip(*map(np.ndarray.tolist, np.unique(again, return_counts=True)), strict=True):
+            record_twice(rows.signal, step, number, work.file.path, self._done.problems)
+        return len(again)
 
 
 class _Counted:

@@ -228,3 +228,13 @@ def chosen(settings: Settings) -> list[Source]:
     if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
         return []
     return [source for switched_on, source in SOURCES.values() if switched_on(settings)]
+
+
+def collects_nothing(settings: Settings) -> Iterator[str]:
+    """Yield a sentence if ``settings`` enable neither signals nor checks."""
+    others = settings.cc_distribution.enable, settings.run.enable, settings.sentinel.enable
+    if not (chosen(settings) or any(others)):
+        yield (
+            "the configuration collects nothing: switch on wg_distribution, xy_distribution, param_distribution or "
+            "mv_distribution; `probe config check FILE` says what a file collects"
+        )
