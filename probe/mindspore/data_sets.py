@@ -29,7 +29,7 @@ def in_order() -> bool:
     """Return whether all data sets that the program reads give their samples in their order."""
     running = (refers() for refers in iterators.ITERATORS_LIST)  # those that have begun before something has listened
     begun = (refers() for refers in _begun.valuerefs())
-    data_sets = {*begun, *(getattr(each, "_Iterator__ori_dataset", None) for each in running)} - {None}
+    data_sets: set[Any] = {*begun, *(getattr(each, "_Iterator__ori_dataset", None) for each in running)} - {None}
     return bool(data_sets) and not any(data_set.is_shuffled() for data_set in data_sets)
 
 

@@ -90,7 +90,13 @@ _calls: deque[_Call] = deque(maxlen=MOST_LOSSES)
 def called(cell: Any, arguments: tuple[Any, ...], result: Any) -> None:
     """Note a call of a loss of MindSpore in a forward that is differentiated."""
     function = FUNCTIONS.get(type(cell).__name__)
-    if function is None or len(arguments) < 2 or not autograd.HAS_IDENTITIES or not autograd.differentiates():
+    if (
+        not type(cell).__module__.startswith("mindspore.")
+        or function is None
+        or len(arguments) < 2
+        or not autograd.HAS_IDENTITIES
+        or not autograd.differentiates()
+    ):
         return
     scores, labels = arguments[:2]
     if not all(map(tensors.is_tensor, given := (scores, labels, result))):

@@ -216,10 +216,11 @@ def test_an_adapter_that_fails_when_the_run_ends(framework: Harness, switch: Swi
     step(framework, model, loop)
     assert monitor.flush()
     switch.failing = set(functions(framework.TrainerMon.framework))
+    asked = {"hooks.at_work", "loop.training"} & switch.failing
     monitor.stop()
-    asked = {"hooks.at_work", *(["loop.training"] if framework.TrainerMon.framework.loop is not None else [])}
     assert monitor.faults == {"end of the run: Injected": len(asked)}
     assert switch.called == asked
+    assert not monitor.monitoring
     step(framework, model, loop)
     switch.failing = set()
     monitor.stop()

@@ -288,13 +288,21 @@ def bad_classes(attach: Attach) -> Any:
     return classes(attach, bad=True)
 
 
+class CrossEntropyLoss(nn.LossBase):
+    """A loss of the program's, of probabilities, with the name of one of scores."""
+
+    def construct(self, probabilities: Any, targets: Any) -> Any:
+        return self.get_loss(-ms.ops.square(targets) * ms.ops.log(probabilities))
+
+
 def weighed(attach: Attach) -> Any:
     """A data set of one batch, begun anew for each update, and a loss that is weighed by the gradient passed in."""
     net = made()
     optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
     attach(net, optimizer)
     pair = tuple(values.asnumpy() for values in batches(1)[0])
-    data, loss = ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(16), nn.WithLossCell(net, nn.MSELoss())
+    data = ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(16)
+    loss = nn.WithLossCell(nn.SequentialCell(net, nn.Softmax()), CrossEntropyLoss())
     gradients_of = ms.ops.GradOperation(get_by_list=True, sens_param=True)(loss, optimizer.parameters)
     for _ in range(STEPS):
         optimizer(gradients_of(*next(data.create_tuple_iterator()), ms.Tensor(0.5)))

@@ -356,6 +356,7 @@ class Attachment:
         handler that raises) is done again by the next call of :meth:`end`."""
         return [
             self._report_end,  # first: files may take all the time there is
+            self._note_operations,
             self._end_session,
             self._detach,
             self._listening.stop,
@@ -388,14 +389,17 @@ class Attachment:
     def _report_end(self) -> None:
         self.reporting.ended(self._cause, self.run.clock.step, self._error)
 
+    def _note_operations(self) -> None:
+        loop, models = self.run.framework.loop, [model for _, model in self.run.chunks]
+        if self.session is not None and self.judge is not None and loop is not None and loop.training(models):
+            self._operations = self.session.steps.boundary.operations or 0
+
     def _end_session(self) -> None:
         """Stop collecting; end a step that waits for further updates, and write the rows of one that an exception has
         interrupted."""
         if (session := self.session) is None:
             return
         self._leaving = session
-        if self.judge is not None:
-            attempt(self.faults, WHERE, self._count_operations, session)
         if self._error is not None:
             attempt(self.faults, WHERE, session.steps.flush_partial)
         else:
@@ -406,11 +410,6 @@ class Attachment:
             _log.warning(UNLEFT, names)
         self._ended_at = self.run.clock.step
         self.session = None
-
-    def _count_operations(self, session: Session) -> None:
-        loop = self.run.framework.loop
-        if loop is not None and loop.training([model for _, model in self.run.chunks]):
-            self._operations = session.steps.boundary.operations or 0
 
     def _detach(self) -> None:
         if self._leaving is not None and self._leaving.detach():

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mindspore
 from mindspore import nn
 
 from probe.mindspore import tensors
+
+_latest: WeakKeyDictionary[nn.Cell, tuple[float, float]] = WeakKeyDictionary()
+"""Step and number of each schedule, whose operators take a millisecond: all parameters of a group have the same one."""
 
 
 def rates(optimizer: Any) -> tuple[float, ...]:
@@ -59,4 +63,7 @@ def _scheduled(optimizer: Any, schedule: nn.Cell) -> float:
         return float(values[min(int(step), len(values) - 1)]) if len(values) else math.nan
     if not type(schedule).__module__.startswith("mindspore."):
         return math.nan
-    return on_host(optimizer, schedule(optimizer.global_step))
+    known = _latest.get(schedule)
+    if known is None or known[0] != step:
+        known = _latest[schedule] = step, on_host(optimizer, schedule(optimizer.global_step))
+    return known[1]
