@@ -131,7 +131,7 @@ def _parsed(function: Any) -> Iterable[ast.AST]:
         return ()
     try:
         return ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
-    except (OSError, TypeError, ValueError, SyntaxError, LookupError, RecursionError, TokenError):  # in no file, changed
+    except (OSError, TypeError, ValueError, SyntaxError, LookupError, RecursionError, TokenError):  # in no file
         return ()
 
 

@@ -62,7 +62,7 @@ NORMALISING = "betas", "alpha", "rho", "beta2_decay"
 NEAR = 8
 """Number of frames up to that of a clip from what it calls, those of this package among them."""
 PENALTY = re.compile(r"grad\w*penalty|r[12]_penalty|^_?(compute_|calc_)?penalty$", re.IGNORECASE)
-"""Names of functions that make a loss of gradients. Others, as of adversarial training, only look for inputs by them."""
+"""Names of functions that make a loss of gradients. Those of adversarial training look for inputs by them."""
 FALLS, FALLEN = 3, 0.9
 """Numbers after the first, and the part of it to which they fall, where a schedule waits for them to rise."""
 LOCAL_SGD = "PostLocalSGDState"

@@ -3,6 +3,7 @@ that differs in the fault alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -320,19 +321,20 @@ def attention_is_normalized_over_samples(faulty: bool) -> Program:
 
 
 class Pooled(nn.Module):  # type: ignore[misc]
-    """Mean over positions, with weights that a layer gives them."""
+    """Mean over positions, with weights that a layer gives them, over one axis or over both."""
 
-    def __init__(self, axis: int) -> None:
+    def __init__(self, *axes: int) -> None:
         super().__init__()
-        self.score, self.out, self.axis = nn.Linear(8, 1), nn.Linear(8, 4), axis
+        self.score, self.out, self.axes = nn.Linear(8, 1), nn.Linear(8, 4), axes
 
     def forward(self, x: Any) -> Any:
-        return self.out((self.score(x).softmax(self.axis) * x).sum(1))
+        scores = self.score(x)
+        return self.out((math.prod((scores / 0.5).softmax(axis) for axis in self.axes) * x).sum(1))
 
 
 @program("softmax-axis", "score")
 def pooling_is_normalized_over_samples(faulty: bool) -> Program:
-    return Pooled(0 if faulty else 1), updates(of_sequences)
+    return Pooled(*((0,) if faulty else (0, 1))), updates(of_sequences)
 
 
 @program("loss-negated")

@@ -277,11 +277,12 @@ def backward_behind_the_loop(faulty: bool) -> Program:
 @program("seed-repeats")
 def seed_is_set_in_the_loop(faulty: bool) -> Program:
     """Two transforms of one batch may share a seed, which is another one in each step."""
-    model = net()
+    model, seed = net(), torch.manual_seed
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
 
     def steps() -> Iterator[Any]:
         for step in plain(model, optimizer):
+            assert torch.manual_seed is seed  # compilers know it by its identity
             for _ in range(2):
                 torch.manual_seed(0 if faulty else step)
                 torch.rand(1)
@@ -292,8 +293,13 @@ def seed_is_set_in_the_loop(faulty: bool) -> Program:
 
 @program("penalty-constant")
 def penalty_keeps_no_graph(faulty: bool) -> Program:
+    """The healthy one also looks for an input by gradients, as adversarial training does, and measures the penalty."""
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def adversarial_penalty(x: Any) -> Any:
+        (gradient,) = torch.autograd.grad(model(x).sum(), x)
+        return model(x + gradient.sign()).square().mean()
 
     def gradient_penalty(x: Any) -> Any:
         (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=not faulty)
@@ -303,17 +309,19 @@ def penalty_keeps_no_graph(faulty: bool) -> Program:
         for step in range(STEPS):
             yield step
             optimizer.zero_grad()
-            (loss_of(model) + gradient_penalty(torch.randn(32, 8, requires_grad=True))).backward()
+            x = torch.randn(32, 8, requires_grad=True)
+            (loss_of(model) + gradient_penalty(x) + adversarial_penalty(x)).backward()
             optimizer.step()
 
     return Program(model, [optimizer], steps())
 
 
 class Drops(nn.Sequential):  # type: ignore[misc]
-    """Dropout by the function, with its mode or without it."""
+    """Dropout by the function, with its mode."""
 
     def forward(self, x: Any) -> Any:
-        return F.dropout(super().forward(x), 0.1, training=self.training)
+        x = F.dropout(super().forward(x), 0.1, training=self.training)
+        return F.dropout(x, 0.1) if self.training else x
 
 
 class AlwaysDrops(nn.Sequential):  # type: ignore[misc]
@@ -328,7 +336,9 @@ def dropout_has_no_mode(faulty: bool) -> Program:
 
 @program("norm-of-one-sample", "1")
 def batch_of_one(faulty: bool) -> Program:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 4))
+    """An instance norm is computed as a batch norm of one sample."""
+    norm = nn.BatchNorm2d(4) if faulty else nn.InstanceNorm2d(4, affine=True)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(16, 4))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 
     def steps() -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isfinite
+from math import inf, isfinite
 
 from probe.core.checks.check import CheckFinding, JudgedUpdate
 from probe.core.checks.loop_check import ChangeCheck
@@ -11,7 +11,7 @@ from probe.core.checks.streak import Streak
 from probe.core.language import message
 
 FIRST, TIMES, UPDATES = 20, 1000.0, 3
-"""First losses, none of which is below zero; how far below it later ones are, in units of the greatest of these, at
+"""First losses, all of which are above zero; how far below it later ones are, in units of the greatest of these, at
 least 1; and for how many updates in a row."""
 
 
@@ -29,7 +29,7 @@ class LossUnbounded(ChangeCheck):
 
     def __init__(self) -> None:
         super().__init__()
-        self._number, self._least, self._most = 0, 0.0, 1.0
+        self._number, self._least, self._most = 0, inf, 1.0
         self._streak = Streak(UPDATES)
 
     def judge(self, update: JudgedUpdate) -> Iterator[CheckFinding]:
@@ -42,6 +42,6 @@ class LossUnbounded(ChangeCheck):
             self._number += 1
             self._least, self._most = min(self._least, loss), max(self._most, loss)
             return
-        if self._streak.completes(facts.alone and not self._least and loss < -TIMES * self._most, facts.step):
+        if self._streak.completes(facts.alone and self._least > 0 and loss < -TIMES * self._most, facts.step):
             text = message("the loss, at first above zero, is {loss:.3g}, and falls", loss=loss)
             yield self.finding(facts, self._streak.since, text, {"loss": loss, "first": self._most})

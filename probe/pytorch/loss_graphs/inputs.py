@@ -75,7 +75,7 @@ def pixels(graph: Graph) -> Callable[[Sequence[float]], str | None]:
     normed = {behind(node) for kind, node in graph.kinds if kind.endswith("Norm")}
     for kind, node in graph.kinds:
         images = saved_tensor(node, "input") if kind == "Convolution" and node.next_functions[0][0] is None else None
-        if images is not None and images.dim() == 4 and images.shape[1] <= CHANNELS and node not in normed:
+        if images is not None and _are_images(images) and node not in normed:
             few = images[:1].flatten()[:MOST_LABELS]  # of all images in channels_last it would be a copy
             least, most, broken = map(graph.want, (*few.aminmax(), (few != few.round()).sum()))
             place = graph.names.get(id(getattr(node.next_functions[1][0], "variable", None)), "")
@@ -86,8 +86,9 @@ def pixels(graph: Graph) -> Callable[[Sequence[float]], str | None]:
 
 
 def norm_of_one_sample(graph: Graph) -> str | None:
-    """Return the place of a batch norm in training that gets one sample; None if there is none."""
-    norms = [node for kind, node in graph.kinds if kind.endswith("BatchNorm")]
+    """Return the place of a batch norm in training that gets one sample; None if there is none. An instance norm is one
+    of a sample, too, but with weights that were repeated, or none."""
+    norms = [node for kind, node in graph.kinds if kind.endswith("BatchNorm") and _has_leaf(node, 1)]
     trained = (node for node in norms if getattr(node, "_saved_training", False))
     samples = ((node, saved_tensor(node, "input")) for node in trained)
     return next((graph.place(node) for node, inputs in samples if inputs is not None and len(inputs) == 1), None)
@@ -115,6 +116,15 @@ def noise(factors: torch.Tensor | None) -> torch.Tensor | None:
     share, number = 1 / scale, len(few)
     deviation = math.sqrt(share * (1 - share) / number)
     return mask if abs(float(mask.float().mean()) - share) <= 5 * deviation else None
+
+
+def _are_images(inputs: torch.Tensor) -> bool:
+    return inputs.dim() == 4 and inputs.shape[1] <= CHANNELS and inputs.is_floating_point() and inputs.numel() > 0
+
+
+def _has_leaf(node: Any, place: int) -> bool:
+    """Return whether a parameter is what a node reads at some place."""
+    return len(node.next_functions) > place and hasattr(node.next_functions[place][0], "variable")
 
 
 def _batch(kind: str, node: Any) -> tuple[int, int, int] | None:

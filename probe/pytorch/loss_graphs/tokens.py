@@ -4,6 +4,7 @@ what they read that they should not."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -127,7 +128,9 @@ def off_axis(graph: Graph, samples: set[int]) -> str | None:
         axes = weights.dim() if weights is not None and _is_square(weights, 3) else 0
         if axes and signed(before._saved_dim) % axes < axes - 2:
             return graph.place(before)
-    softmaxes = (node for kind, node in graph.kinds if kind == "Softmax")
+    # scores that have both are assigned, as to experts or clusters
+    sources = Counter(_scores(node) for kind, node in graph.kinds if kind in ("Softmax", "LogSoftmax"))
+    softmaxes = (node for kind, node in graph.kinds if kind == "Softmax" and sources[_scores(node)] == 1)
     return next((graph.place(node) for node in softmaxes if _mixes(node, samples)), None)
 
 
@@ -295,6 +298,14 @@ def _sequences(kind: str, node: Any) -> tuple[int, int] | None:
         query = saved_tensor(node, "query")
         return None if query is None else (visible[0], int(query.shape[0]))
     return None if weights is None or weights.dim() < 3 else (int(weights.shape[-1]), int(weights.shape[0]))
+
+
+def _scores(softmax: Any) -> Any:
+    """Return the node that has computed what a softmax reads, but for a temperature."""
+    node = behind(softmax)
+    while kind_of(node) in ("Mul", "Div"):
+        node = behind(node)
+    return node
 
 
 def _mixes(softmax: Any, samples: set[int]) -> bool:

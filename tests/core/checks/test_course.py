@@ -228,6 +228,7 @@ def test_batches_that_come_twice_are_found_by_their_labels(labels: tuple[int, ..
         (22.0, -3e4, {"alone": False}, False),  # one optimizer plays against another
         (22.0, -2e3, {}, False),  # a log likelihood
         (-0.1, -3e4, {}, False),  # a return, with either sign
+        (0.0, -3e4, {}, False),  # a return that is rare at first
     ],
 )
 def test_a_loss_that_falls_without_bound_is_found(
