@@ -375,8 +375,8 @@ def _stored(row: tuple[Any, ...]) -> StoredMessage:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Return the device and the inode of a file; None if it is gone."""
     with suppress(OSError):
-        found = path.stat()
-        return found.st_dev, found.st_ino
+        status = path.stat()
+        return status.st_dev, status.st_ino
     return None
 
 
