@@ -210,7 +210,7 @@ def _past(nodes: Mapping[int, _Node], identity: int, kinds: frozenset[str]) -> i
 def _behind(nodes: Mapping[int, _Node], identity: int) -> int:
     """Return the identity of the node that has computed what a node reads first and changes numbers; -1 if none has."""
     inputs = nodes[identity].inputs if identity in nodes else ()
-    return _past(nodes, next((each for each in inputs if each in nodes), -1), KEEPS)
+    return _past(nodes, next((node for node in inputs if node in nodes), -1), KEEPS)
 
 
 def _form(nodes: Mapping[int, _Node], identity: int) -> Form:
@@ -280,7 +280,7 @@ def _by_hand(nodes: Mapping[int, _Node]) -> Iterator[LossCall]:
             is_distance = first.kind != "Mul" or len({*first.inputs}) == 1
             if inside is not None and inside.kind in DIFFERENCES and is_distance:
                 call = traced(DISTANCES[first.kind], "numbers", math.prod(inside.shape))
-                computed = (nodes[each] for each in inside.inputs if each in nodes)
+                computed = (nodes[operand] for operand in inside.inputs if operand in nodes)
                 shapes = [operand.shape for operand in computed if operand.order >= 0]  # arguments are leaves
                 yield call._replace(broadcast=is_crossed(inside.shape, shapes))
 
@@ -293,7 +293,7 @@ def _normalised(nodes: Mapping[int, _Node], identity: int) -> int:
         return node.inputs[0]
     if node.kind not in DIFFERENCES or len(node.inputs) < 2 or node.inputs[1] not in nodes:
         return -1
-    kinds = {nodes[each].kind for each in nodes[node.inputs[1]].inputs if each in nodes}
+    kinds = {nodes[operand].kind for operand in nodes[node.inputs[1]].inputs if operand in nodes}
     return node.inputs[0] if "Log" in kinds else -1
 
 

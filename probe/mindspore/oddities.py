@@ -30,12 +30,12 @@ def oddities(models: Iterable[Any], optimizer: Any) -> Callable[[], Mapping[str,
     named = [pair for model in models if isinstance(model, nn.Cell) for pair in model.cells_and_names()]
     norms = ((name, cell) for name, cell in named if isinstance(cell, _BatchNorm) and cell.training)
     groups, kind = [*options(optimizer)], type(optimizer).__name__
-    found = {
+    kinds = {
         "norm momentum": tuple(name for name, norm in norms if MOMENTUM <= norm.momentum < 1),
         "rounded away": tuple(_lost(optimizer, groups)) if kind in ROUNDING else (),
         **settings_of(kind, groups),
     }
-    return lambda: found
+    return lambda: kinds
 
 
 def options(optimizer: Any) -> Iterator[dict[str, Any]]:

@@ -63,9 +63,9 @@ _pasts: weakref.WeakKeyDictionary[Any, _Past] = weakref.WeakKeyDictionary()
 
 def oddities(models: Sequence[torch.nn.Module], optimizer: Any) -> Callable[[], Oddities]:
     """Return a function that waits for the oddities, by kind, each with its places: ``frozen norms``, ``norm
-    momentum``, ``one memory``, ``betas``, ``decay``, ``rounded away``, ``copies that stay``, ``always drops``,
-    ``schedules`` that were never stepped, with their steps, and ``cycles``, those whose steps are updates. What changes
-    is compared with the last look."""
+    momentum``, ``one memory``, ``betas``, ``decay``, ``rounded away``, ``copies that stay``, ``always drops``
+    and ``schedules`` that were never stepped, by their numbers of steps. What changes is compared with the last
+    look."""
     with torch._C.DisableTorchFunction(), unseen(), torch.no_grad():
         names = {id(parameter): name for model in models for name, parameter in model.named_parameters()}
         things = [*reached()]

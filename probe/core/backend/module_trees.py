@@ -54,7 +54,7 @@ class ModuleTree(NamedTuple):
         Args:
             is_own: returns whether a thing is a parameter of the program that requires a gradient.
         """
-        found: dict[int, tuple[str, Any]] = {}
+        names: dict[int, tuple[str, Any]] = {}
         registers = (self.parameters, self.children, *self.others)
         seen, waiting = set[int](), list[tuple[str, Any, bool]]([("", model, True)])
         while waiting:
@@ -72,8 +72,8 @@ class ModuleTree(NamedTuple):
                 rows = thing.items() if type(thing) is dict else enumerate(thing)
                 waiting += ((f"{prefix}{key}.", value, False) for key, value in rows)
             elif not registered and is_own(thing):
-                found[id(thing)] = prefix.removesuffix("."), thing
-        return found
+                names[id(thing)] = prefix.removesuffix("."), thing
+        return names
 
     def ties(self, model: Any) -> tuple[tuple[str, ...], ...]:
         """Return the names that stand for one parameter of ``model``, for each parameter with several."""

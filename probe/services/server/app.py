@@ -118,7 +118,9 @@ class Endpoints:
             try:
                 messages = self._service.store.messages(after, most, job, events)
             except sqlite3.Error:  # the file is gone, or damaged
-                return json_answer(503, {"error": "the database cannot be read"})
+                return json_answer(
+                    503, {"error": "the database cannot be read: put its file back, and start the server again"}
+                )
             return json_answer(200, {"messages": rows(messages)})
 
         return await anyio.to_thread.run_sync(answer, limiter=self._readers)

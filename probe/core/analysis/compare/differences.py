@@ -77,9 +77,8 @@ class Measure:
         """SQL of the difference in multiples of the tolerance; infinite if just one is NaN or infinite, and for
         counts."""
         a, b = self._side("a", op), self._side("b", op)
-        most = (
-            2 / self.relative if self.relative and op != "zeros" else 1e300
-        )  # where the difference itself is too large
+        # the difference of two large numbers may be too large for a number
+        most = 2 / self.relative if self.relative and op != "zeros" else 1e300
         apart = "'inf'::DOUBLE" if op in EXACT else f"least(abs({a} - {b}) / {self._allowed(op)}, {most!r})"
         return (
             f"CASE WHEN {a} IS NULL OR {b} IS NULL OR {a} = {b} THEN 0 "
